@@ -1,0 +1,291 @@
+//! The contract of a compute backend.
+//!
+//! Rules for every operation:
+//! - The caller supplies the outputs. "overwritten" outputs may hold anything before; outputs marked `+=` accumulate.
+//! - Shapes and dtypes are checked at the boundary; a mismatch is an [`Error`](crate::Error), never a panic.
+//! - Activations and weights of one call share one dtype `A` (F64, F32, BF16); statistics have dtype
+//!   [`A.stat()`](crate::DType::stat); indices are I32. Accumulation is at least f32, f64 for F64.
+//! - No operation reads device memory back to the host, except [`Ops::to_host`].
+//! - The result does not depend on the number of threads, and two equal calls give equal bits.
+//!
+//! Legend: T tokens of the packed batch, H hidden size, V vocabulary, D head size, Nq query heads, Nk key/value
+//! heads, I intermediate size, E experts, K experts per token, S = T*K routed rows, B sequences.
+
+use crate::{DType, Result, Tensor, View, ViewMut};
+
+/// How a matrix operand is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trans {
+    /// As stored.
+    No,
+    /// Transposed.
+    Yes,
+}
+
+/// What happens to the old contents of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beta {
+    /// Overwrite.
+    Zero,
+    /// Accumulate.
+    One,
+}
+
+/// The three products of a layer of experts. `offsets[e]..offsets[e+1]` are the rows of expert `e`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupedGemm {
+    /// `c[S, N] = a[S, M] . b[E, N, M]^T` per expert, overwritten.
+    Forward,
+    /// `c[S, M] = a[S, N] . b[E, N, M]` per expert, overwritten.
+    InputGrad,
+    /// `c[E, N, M] += a[S, N]^T . b[S, M]` per expert.
+    WeightGrad,
+}
+
+/// Which load-balancing loss (facts and formulas: docs/NUMERICS.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// Hugging Face `load_balancing_loss_func`: all layers pooled, balanced value K.
+    Hf,
+    /// Megatron `switch_load_balancing_loss_func`: per layer, summed over layers, balanced value 1 per layer.
+    Megatron,
+}
+
+/// Rotary tables, each [P, D/2], of the stat dtype: `cos(p * theta^(-2i/D))` and `sin(...)`.
+#[derive(Clone, Copy)]
+pub struct RopeTable<'a> {
+    /// Cosines.
+    pub cos: View<'a>,
+    /// Sines.
+    pub sin: View<'a>,
+}
+
+/// Where the tokens of a step of generation sit in a paged KV cache.
+#[derive(Clone, Copy)]
+pub struct PagedSeqs<'a> {
+    /// First query row of each sequence, [B+1].
+    pub cu_q: View<'a>,
+    /// Tokens in the cache of each sequence after this step's were written, [B].
+    pub context: View<'a>,
+    /// Cache blocks of each sequence in order, [B, max_blocks]; unused entries are -1.
+    pub blocks: View<'a>,
+}
+
+/// What [`Ops::router_backward`] adds besides the gradient that comes through the weights.
+#[derive(Clone, Copy)]
+pub struct RouterGrad<'a> {
+    /// Constant gradient of the balancing loss with respect to every token's probability of expert e, [E].
+    pub balance: Option<View<'a>>,
+    /// Coefficient c of the z-loss `c * mean_t(logsumexp(logits_t)^2)`, already multiplied by the loss scale.
+    pub z_coef: f64,
+    /// Whether the K weights were normalised to sum to one.
+    pub normalised: bool,
+}
+
+/// Constants of one AdamW step (decoupled decay; Loshchilov and Hutter 2019, as `torch.optim.AdamW`).
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay (0 for parameters that do not decay).
+    pub weight_decay: f64,
+    /// Number of this step, from 1.
+    pub step: u64,
+    /// Factor on the gradient (clipping).
+    pub grad_scale: f64,
+}
+
+/// A compute backend. Object-safe: layers hold `&dyn Ops` and never know which one it is.
+pub trait Ops: Send + Sync {
+    /// Name for logs, for example `cpu (2 threads)`.
+    fn name(&self) -> String;
+
+    // ---- memory ----
+
+    /// A tensor with unspecified contents.
+    fn alloc(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
+    /// A tensor of zeros.
+    fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
+    /// A copy of a host view on this backend.
+    fn from_host(&self, x: View) -> Result<Tensor>;
+    /// A host copy. Waits for the backend.
+    fn to_host(&self, x: View) -> Result<Tensor>;
+
+    // ---- element-wise ----
+
+    /// `out = value` everywhere.
+    fn fill(&self, out: ViewMut, value: f64) -> Result<()>;
+    /// `out = x`, converting between float dtypes (round to nearest even).
+    fn copy(&self, out: ViewMut, x: View) -> Result<()>;
+    /// `out = a + b`, overwritten.
+    fn add(&self, out: ViewMut, a: View, b: View) -> Result<()>;
+    /// `out += a`.
+    fn add_assign(&self, out: ViewMut, a: View) -> Result<()>;
+    /// `out *= factor`.
+    fn scale(&self, out: ViewMut, factor: f64) -> Result<()>;
+
+    // ---- linear ----
+
+    /// `c[m, n] = op(a) . op(b)`, overwritten or accumulated. With `Trans::Yes` `a` is stored [k, m] and `b` [n, k].
+    fn gemm(&self, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, beta: Beta) -> Result<()>;
+    /// `y[T, N] += bias[N]` in every row.
+    fn add_bias(&self, y: ViewMut, bias: View) -> Result<()>;
+    /// `dbias[N] += sum_t dy[t, N]`.
+    fn bias_grad(&self, dbias: ViewMut, dy: View) -> Result<()>;
+    /// One of the three products of a layer of experts; `offsets` is I32 [E+1].
+    fn grouped_gemm(&self, kind: GroupedGemm, c: ViewMut, a: View, b: View, offsets: View) -> Result<()>;
+
+    // ---- embedding ----
+
+    /// `out[T, H] = table[ids[t], :]`.
+    fn embedding(&self, out: ViewMut, table: View, ids: View) -> Result<()>;
+    /// `dtable[V, H][ids[t], :] += dy[t, :]`, in the order of t.
+    fn embedding_grad(&self, dtable: ViewMut, dy: View, ids: View) -> Result<()>;
+
+    // ---- RMSNorm: y = w * x / sqrt(mean(x^2) + eps) ----
+
+    /// `y[N, H]`, `rstd[N]` (stat dtype) from `x[N, H]`, `w[H]`; both overwritten.
+    fn rms_norm(&self, y: ViewMut, rstd: ViewMut, x: View, w: View, eps: f64) -> Result<()>;
+    /// `sum = a + b`, then `y`, `rstd` of `sum`. All overwritten.
+    fn add_rms_norm(&self, sum: ViewMut, y: ViewMut, rstd: ViewMut, a: View, b: View, w: View, eps: f64) -> Result<()>;
+    /// `dx = residual? + d(rms_norm)/dx . dy`, overwritten; `residual` has the shape of x.
+    fn rms_norm_grad_input(&self, dx: ViewMut, dy: View, x: View, w: View, rstd: View, residual: Option<View>) -> Result<()>;
+    /// `dw[H] += sum_n dy * x * rstd`.
+    fn rms_norm_grad_weight(&self, dw: ViewMut, dy: View, x: View, rstd: View) -> Result<()>;
+
+    // ---- between the QKV product and attention ----
+
+    /// Splits `qkv[T, (Nq+2Nk)*D]` (all q heads, then k, then v), applies per-head RMSNorm with `norm = (wq[D], wk[D], eps)`
+    /// when given, then rotary embedding (halves rotated, as Hugging Face `rotate_half`) at `positions[T]`.
+    /// Overwrites `q[T, Nq, D]`, `k[T, Nk, D]`, `v[T, Nk, D]` and, with `norm`, `rstd[T, Nq+Nk]`.
+    fn qkv_prepare(
+        &self,
+        q: ViewMut,
+        k: ViewMut,
+        v: ViewMut,
+        rstd: Option<ViewMut>,
+        qkv: View,
+        norm: Option<(View, View, f64)>,
+        rope: RopeTable,
+        positions: View,
+    ) -> Result<()>;
+    /// Overwrites `dqkv[T, (Nq+2Nk)*D]` from `dq, dk, dv`. With `norm = (wq, wk, rstd)`, through the norm.
+    fn qkv_prepare_grad_input(
+        &self,
+        dqkv: ViewMut,
+        dq: View,
+        dk: View,
+        dv: View,
+        qkv: View,
+        norm: Option<(View, View, View)>,
+        rope: RopeTable,
+        positions: View,
+    ) -> Result<()>;
+    /// `dwq[D] += ..., dwk[D] += ...` summed over tokens and heads.
+    fn qk_norm_grad_weight(
+        &self,
+        dwq: ViewMut,
+        dwk: ViewMut,
+        dq: View,
+        dk: View,
+        qkv: View,
+        rstd: View,
+        rope: RopeTable,
+        positions: View,
+    ) -> Result<()>;
+
+    // ---- attention ----
+
+    /// Causal attention within each sequence of the packed batch. `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
+    /// softmax denominator of the scaled scores) overwritten. `cu_seqlens` I32 [B+1] from 0 to T. Query head h reads key head h / (Nq/Nk).
+    fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, cu_seqlens: View, scale: f64) -> Result<()>;
+    /// Overwrites `dq[T, Nq, D]`, `dk[T, Nk, D]`, `dv[T, Nk, D]`.
+    fn attention_grad(
+        &self,
+        dq: ViewMut,
+        dk: ViewMut,
+        dv: ViewMut,
+        dout: View,
+        o: View,
+        lse: View,
+        q: View,
+        k: View,
+        v: View,
+        cu_seqlens: View,
+        scale: f64,
+    ) -> Result<()>;
+    /// Writes `k[T, Nk, D]`, `v[T, Nk, D]` to rows `slots[T]` of the caches `[blocks, block_size, Nk, D]` seen as `[blocks*block_size, Nk*D]`.
+    fn kv_cache_write(&self, cache_k: ViewMut, cache_v: ViewMut, k: View, v: View, slots: View) -> Result<()>;
+    /// Attention of `q[T, Nq, D]` against a paged cache: the queries of a sequence are its last tokens. `o` overwritten.
+    fn paged_attention(&self, o: ViewMut, q: View, cache_k: View, cache_v: View, seqs: PagedSeqs, scale: f64) -> Result<()>;
+
+    // ---- SwiGLU: y = silu(gate) * up, gate_up[T, 2I] = [gate | up] ----
+
+    /// `y[T, I]` overwritten.
+    fn swiglu(&self, y: ViewMut, gate_up: View) -> Result<()>;
+    /// `dgate_up[T, 2I]` overwritten.
+    fn swiglu_grad(&self, dgate_up: ViewMut, dy: View, gate_up: View) -> Result<()>;
+
+    // ---- mixture of experts ----
+
+    /// Softmax over `logits[T, E]` (stat dtype) and the K largest (ties: the lower expert first), in descending order.
+    /// Overwrites `probs[T, E]`, `experts[T, K]` (I32), `weights[T, K]` (stat dtype; divided by their sum when `normalise`).
+    fn router(&self, probs: ViewMut, experts: ViewMut, weights: ViewMut, logits: View, normalise: bool) -> Result<()>;
+    /// `counts[E] +=` routed rows per expert, `prob_sums[E] +=` sum over tokens of probs, `z_sum[1] +=` sum over tokens of logsumexp(logits)^2. All stat dtype.
+    fn router_stats(&self, counts: ViewMut, prob_sums: ViewMut, z_sum: ViewMut, probs: View, experts: View, logits: View) -> Result<()>;
+    /// The balancing loss and its gradient from `counts[L, E]`, `prob_sums[L, E]` over `tokens` tokens a layer.
+    /// `loss[1]` overwritten (without coefficient); `grad[L, E]` overwritten with `coef * dloss/dp` (the same for every token).
+    fn balance_loss(
+        &self,
+        loss: ViewMut,
+        grad: ViewMut,
+        counts: View,
+        prob_sums: View,
+        tokens: usize,
+        top_k: usize,
+        kind: Balance,
+        coef: f64,
+    ) -> Result<()>;
+    /// Overwrites `dlogits[T, E]` from `dweights[T, K]`.
+    fn router_grad(
+        &self,
+        dlogits: ViewMut,
+        dweights: View,
+        probs: View,
+        experts: View,
+        weights: View,
+        logits: View,
+        extra: RouterGrad,
+    ) -> Result<()>;
+    /// Sorts the S = T*K routed rows by expert, stable in token order: `offsets[E+1]`, `source[S]` (= t*K+k of each sorted row)
+    /// and `place[T, K]` (its inverse: where (t, k) went). All I32, overwritten.
+    fn moe_sort(&self, offsets: ViewMut, source: ViewMut, place: ViewMut, experts: View) -> Result<()>;
+    /// `out[S, H] = x[source[s] / K, :]`, overwritten; K = S / T.
+    fn moe_gather(&self, out: ViewMut, x: View, source: View) -> Result<()>;
+    /// `out[T, H] = sum_k weights[t, k] * y[place[t, k], :]`, overwritten; without weights, weights are 1.
+    fn moe_combine(&self, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()>;
+    /// `dy[S, H] = weights[source[s]] * dout[source[s] / K, :]` and `dweights[T, K] = <y[place[t, k]], dout[t]>`, overwritten.
+    fn moe_combine_grad(&self, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, source: View, place: View)
+    -> Result<()>;
+
+    // ---- loss ----
+
+    /// Cross-entropy of `logits[N, V]`: `losses[n] = logsumexp(logits[n]) - logits[n, targets[n]]` (stat dtype, overwritten; 0 where the
+    /// target is -100). With `grad`, `logits` is replaced by `grad_weights[n] * (softmax - onehot)`, which is 0 where the target is -100.
+    fn cross_entropy(&self, losses: ViewMut, logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()>;
+
+    // ---- optimizer ----
+
+    /// `out[0] += sum(x^2)` in f64 for host backends; `out` is F64 [1].
+    fn sum_squares(&self, out: ViewMut, x: View) -> Result<()>;
+    /// `out[0] +=` the number of NaN and infinite elements; `out` is I32 [1].
+    fn count_non_finite(&self, out: ViewMut, x: View) -> Result<()>;
+    /// One AdamW step on `w`, with moments `m`, `v` of the same shape; the gradient is read times `grad_scale`.
+    fn adamw(&self, w: ViewMut, m: ViewMut, v: ViewMut, grad: View, step: AdamW) -> Result<()>;
+}

@@ -1,0 +1,146 @@
+//! What a run reports. Everything a screen, a log file or TensorBoard shows comes from these events.
+
+use serde::{Deserialize, Serialize};
+
+/// One line of `events.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The run begins (or goes on after a resume).
+    Start(Start),
+    /// An optimizer step was done.
+    Step(Step),
+    /// An evaluation was done.
+    Eval(Eval),
+    /// A checkpoint was committed.
+    Checkpoint(Saved),
+    /// Something the user should know: counts of dropped rows, choices made, faults passed over.
+    Notice(Notice),
+    /// The run ended.
+    End(End),
+}
+
+/// Start of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// First step to be done, from 1.
+    pub step: usize,
+    /// Last step of the run.
+    pub steps: usize,
+    /// All parameters.
+    pub params: u64,
+    /// Parameters used for one token.
+    pub active_params: u64,
+    /// Backend and its threads.
+    pub backend: String,
+    /// Samples after filtering.
+    pub samples: usize,
+    /// Sequences of one epoch (packed or not).
+    pub sequences: usize,
+    /// Seconds from the start of the program to here.
+    pub startup_s: f64,
+}
+
+/// An optimizer step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// Number of the step, from 1.
+    pub step: usize,
+    /// Epochs passed after it.
+    pub epoch: f64,
+    /// Mean cross-entropy over the trained tokens (without auxiliary losses).
+    pub loss: f64,
+    /// Load-balancing loss without its coefficient; mixture-of-experts models only.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub aux_loss: Option<f64>,
+    /// Router z-loss without its coefficient; only when it is on.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub z_loss: Option<f64>,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Tokens of the step.
+    pub tokens: usize,
+    /// Trained tokens of the step.
+    pub trained_tokens: usize,
+    /// Tokens per second of this step.
+    pub tokens_per_s: f64,
+    /// Model TFLOP/s (docs/NUMERICS.md has the count).
+    pub model_tflops: f64,
+    /// Share of the device's dense peak; absent where the peak is not known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub mfu: Option<f64>,
+    /// Largest memory of the process so far.
+    pub mem_peak_bytes: u64,
+    /// Seconds of this step.
+    pub wall_s: f64,
+    /// True when the update was skipped because of a NaN or infinity.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub skipped: bool,
+}
+
+/// An evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Eval {
+    /// After this step (0: before training).
+    pub step: usize,
+    /// Mean cross-entropy over the trained tokens.
+    pub loss: f64,
+    /// exp(loss).
+    pub perplexity: f64,
+    /// Trained tokens evaluated.
+    pub trained_tokens: usize,
+    /// Seconds it took.
+    pub wall_s: f64,
+}
+
+/// A committed checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Its step.
+    pub step: usize,
+    /// Its folder.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Seconds it took.
+    pub wall_s: f64,
+}
+
+/// A message with its count.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Notice {
+    /// The message.
+    pub message: String,
+    /// How many times it happened, where that makes sense.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub count: Option<u64>,
+}
+
+/// End of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    /// Last step done.
+    pub step: usize,
+    /// Loss of the last step.
+    pub loss: f64,
+    /// Tokens trained on since the start (or resume).
+    pub tokens: u64,
+    /// Seconds since the start (or resume).
+    pub wall_s: f64,
+    /// Updates skipped because of a NaN or infinity.
+    pub skipped: u64,
+}
+
+/// Something that takes events: the log file, TensorBoard, the terminal.
+pub trait Sink {
+    /// Takes one event. A sink reports its own failures; training does not stop for them.
+    fn event(&mut self, event: &Event);
+}
+
+impl<S: Sink + ?Sized> Sink for Box<S> {
+    fn event(&mut self, event: &Event) {
+        (**self).event(event);
+    }
+}
