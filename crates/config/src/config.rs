@@ -232,33 +232,28 @@ pub enum Span {
     Fraction(f64),
 }
 
-/// Calls `$visit!` with the section types in the order of the reference.
-macro_rules! for_sections {
-    ($visit:expr) => {{
-        let mut visit = $visit;
-        visit(Model::NAME, Model::ABOUT, Model::keys());
-        visit(Data::NAME, Data::ABOUT, Data::keys());
-        visit(Train::NAME, Train::ABOUT, Train::keys());
-        visit(Optim::NAME, Optim::ABOUT, Optim::keys());
-        visit(Parallel::NAME, Parallel::ABOUT, Parallel::keys());
-        visit(Precision::NAME, Precision::ABOUT, Precision::keys());
-        visit(Memory::NAME, Memory::ABOUT, Memory::keys());
-        visit(Checkpoint::NAME, Checkpoint::ABOUT, Checkpoint::keys());
-        visit(Log::NAME, Log::ABOUT, Log::keys());
-    }};
-}
-
 impl Config {
     /// Every key of the file, in the order of the reference.
     pub fn keys() -> Vec<Key> {
         Self::sections().into_iter().flat_map(|(_, _, keys)| keys).collect()
     }
 
-    /// Name, description and keys of every section.
+    /// Name, description and keys of every section, in the order of the reference.
     pub(crate) fn sections() -> Vec<(&'static str, String, Vec<Key>)> {
-        let mut all = Vec::new();
-        for_sections!(|name, about: &[&str], keys| all.push((name, about.concat().trim().to_string(), keys)));
-        all
+        fn one<S: Section>() -> (&'static str, String, Vec<Key>) {
+            (S::NAME, S::ABOUT.concat().trim().to_string(), S::keys())
+        }
+        vec![
+            one::<Model>(),
+            one::<Data>(),
+            one::<Train>(),
+            one::<Optim>(),
+            one::<Parallel>(),
+            one::<Precision>(),
+            one::<Memory>(),
+            one::<Checkpoint>(),
+            one::<Log>(),
+        ]
     }
 
     /// Reads every section; paths are still as written.

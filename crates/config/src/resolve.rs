@@ -34,7 +34,7 @@ impl Resolved {
 impl Config {
     /// Reads a configuration file and lays `--set` arguments (`key=value`) over it.
     ///
-    /// Paths are relative to the file's folder, those of `--set` too. A `--set` value is TOML, or text when it is not TOML.
+    /// Paths are relative to the file's folder, those of `--set` too, and come out absolute. A `--set` value is TOML, or text when it is not TOML.
     ///
     /// # Errors
     /// Names the file (with the line) or argument, the key, what was found and the remedy.
@@ -64,7 +64,7 @@ impl Config {
         let keys = Config::keys();
         reader.refuse_unknown(&keys)?;
         let mut config = Config::read(&reader)?;
-        let mut paths = Paths { reader: &reader, folder: origin.parent().unwrap_or(Path::new("")), reasons: Vec::new() };
+        let mut paths = Paths { reader: &reader, folder: folder_of(origin)?, reasons: Vec::new() };
         paths.resolve(&mut config, origin)?;
         let mut reasons = paths.reasons;
         if config.train.steps.is_none() && config.train.epochs.is_none() {
@@ -97,10 +97,17 @@ fn set_aside(tree: &mut Tree) -> Vec<String> {
     notices
 }
 
+/// The folder that relative paths start from.
+fn folder_of(origin: &Path) -> Result<PathBuf> {
+    let file = std::path::absolute(origin).map_err(|source| Error::Io { path: origin.to_path_buf(), source })?;
+    Ok(file.parent().unwrap_or(Path::new("/")).to_path_buf())
+}
+
 /// Finds the paths of a configuration.
 struct Paths<'a> {
     reader: &'a Reader<'a>,
-    folder: &'a Path,
+    /// Absolute, so that a resolved path means the same wherever it is used.
+    folder: PathBuf,
     reasons: Vec<(String, String)>,
 }
 
@@ -137,9 +144,10 @@ impl Paths<'_> {
     fn model(&mut self, key: &str, written: &str) -> Result<String> {
         let path = self.place(Path::new(written));
         if path.is_dir() {
-            let found = path.to_string_lossy().into_owned();
-            // What is left looking like a Hub id is one: a folder of that shape is marked as a path.
-            return Ok(if is_hub_id(&found) { format!("./{found}") } else { found });
+            return match path.to_str() {
+                Some(text) => Ok(text.to_string()),
+                None => Err(self.reader.error("model", key, format!("{} is not UTF-8", path.display()), "Rename the folder.")),
+            };
         }
         if is_hub_id(written) {
             self.reason(&format!("model.{key}"), format!("there is no folder {}: a model of the Hub", path.display()));
@@ -161,7 +169,8 @@ impl Paths<'_> {
         if path.is_file() {
             return Ok(path);
         }
-        let found = if path.exists() { format!("{} is not a file", path.display()) } else { format!("there is no file {}", path.display()) };
+        let found =
+            if path.exists() { format!("{} is not a file", path.display()) } else { format!("there is no file {}", path.display()) };
         Err(self.reader.error("data", key, found, "Correct the path; it is relative to the configuration file."))
     }
 

@@ -198,7 +198,8 @@ pub(crate) fn text() -> Spec<String> {
 /// Text that is not empty.
 pub(crate) fn name() -> Spec<String> {
     let inner = text();
-    let read = move |node: &Node| (inner.read)(node).and_then(|s| if s.is_empty() { refuse(node, "text that is not empty") } else { Ok(s) });
+    let read =
+        move |node: &Node| (inner.read)(node).and_then(|s| if s.is_empty() { refuse(node, "text that is not empty") } else { Ok(s) });
     Spec::new("text", None, "must be given", Box::new(read))
 }
 

@@ -58,12 +58,8 @@ impl Arch {
 }
 
 /// The families temper runs, by `model_type`.
-const KNOWN: [(&str, ModelType); 4] = [
-    ("llama", ModelType::Llama),
-    ("qwen2", ModelType::Qwen2),
-    ("qwen3", ModelType::Qwen3),
-    ("qwen3_moe", ModelType::Qwen3Moe),
-];
+const KNOWN: [(&str, ModelType); 4] =
+    [("llama", ModelType::Llama), ("qwen2", ModelType::Qwen2), ("qwen3", ModelType::Qwen3), ("qwen3_moe", ModelType::Qwen3Moe)];
 
 fn model_type(keys: &Keys) -> Result<ModelType> {
     let names = KNOWN.map(|(name, _)| name).join(", ");
@@ -298,7 +294,8 @@ fn check_size(keys: &Keys, arch: &Arch) -> Result<()> {
     let params = wide(arch.layers) * (attention + mlp) + 2 * wide(arch.vocab) * wide(arch.hidden);
     if params > MAX_PARAMS {
         let found = format!("the sizes describe up to {:.1e} parameters", params as f64);
-        let remedy = format!("At most {:.1e} are accepted: check hidden_size, num_hidden_layers and the intermediate sizes.", MAX_PARAMS as f64);
+        let remedy =
+            format!("At most {:.1e} are accepted: check hidden_size, num_hidden_layers and the intermediate sizes.", MAX_PARAMS as f64);
         return Err(keys.error("hidden_size", &found, &remedy));
     }
     Ok(())
