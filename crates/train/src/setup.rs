@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
 use temper_config::{Arch, AuxLoss, Config, InitFrom, Resolved};
-use temper_data::{ChatTemplate, Dataset, Loader, Tokenizer};
+use temper_data::{ChatTemplate, Dataset, Tokenizer};
 use temper_model::{Grads, Model, Recompute, RopeTables, Weights};
 use temper_parallel::{AdamWConfig, Optimizer};
 use temper_tensor::{Balance, DType, Ops};
@@ -49,8 +49,8 @@ pub fn find_source(resolved: &Resolved) -> Result<Source> {
 pub fn prepare(resolved: &Resolved, source: Source) -> Result<Prepared> {
     let tokenizer = Tokenizer::load(&source.tokenizer_dir)?;
     tokenizer.check_model_rows(source.arch.vocab)?;
-    let template = ChatTemplate::from_config(&resolved.config.data, &tokenizer)?;
-    let dataset = Dataset::build(&resolved.config.data, &tokenizer, &template, resolved.config.train.seed)?;
+    let template = ChatTemplate::load(&resolved.config.data.template, &resolved.config.data.template_args, &tokenizer)?;
+    let dataset = Dataset::build(&resolved.config.data, &tokenizer, &template)?;
     Ok(Prepared { source, tokenizer, template, dataset })
 }
 
@@ -105,9 +105,4 @@ fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
         temper_config::Recompute::Full => Recompute::Full,
     };
     Ok(Settings { reduction: train.loss_reduction, balance, z_coef: train.z_loss_coef, recompute })
-}
-
-/// The order of the run's batches.
-pub fn loader(config: &Config, dataset: &Dataset) -> Result<Loader> {
-    Ok(dataset.train_plan(&config.train)?)
 }

@@ -20,7 +20,7 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     }
     for step in run.state.step + 1..=run.state.steps {
         let clock = Instant::now();
-        let batch = run.loader.batch(step - 1)?;
+        let batch = run.loader.batch(step - 1);
         let lr = run.schedule.at(step);
         let done = run.trainer.step(&batch, lr)?;
         if !done.updated {
@@ -89,8 +89,8 @@ fn announce(run: &mut Run, sink: &mut dyn Sink) {
         params,
         active_params,
         backend: run.trainer.ops.name(),
-        samples: run.loader.samples(),
-        sequences: run.loader.sequences(),
+        samples: run.report.kept as usize,
+        sequences: run.report.packing.sequences as usize,
         startup_s: run.started.elapsed().as_secs_f64(),
     }));
     for message in std::mem::take(&mut run.notices) {
