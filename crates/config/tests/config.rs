@@ -202,6 +202,7 @@ fn wrong_values_name_line_key_value_and_remedy() {
         ("[optim]\nwarmup = 1.0", ["optim.warmup", "1.0", "below 1"]),
         ("[optim]\nwarmup = -1", ["optim.warmup", "-1", "from 0"]),
         ("[parallel]\ntp = 2", ["parallel.tp", "found 2", "One rank only"]),
+        ("[precision]\ndtype = 'bf16'", ["precision.dtype", "bfloat16", "float32"]),
         ("[precision]\ndtype = 'fp16'", ["precision.dtype", "fp16", "float32"]),
         ("[checkpoint]\nexport_dtype = 'int8'", ["checkpoint.export_dtype", "int8", "\"auto\", \"float32\""]),
     ] {
