@@ -38,16 +38,8 @@ pub fn tiny(model_type: ModelType) -> Arch {
 
 /// As [`tiny`] with experts in every layer.
 pub fn tiny_moe(experts: usize, top_k: usize, normalise: bool) -> Arch {
-    let moe = Moe {
-        experts,
-        top_k,
-        intermediate: 5,
-        normalise,
-        sparse_step: 1,
-        dense_layers: Vec::new(),
-        aux_coef: 0.01,
-        aux_in_loss: true,
-    };
+    let moe =
+        Moe { experts, top_k, intermediate: 5, normalise, sparse_step: 1, dense_layers: Vec::new(), aux_coef: 0.01, aux_in_loss: true };
     Arch { moe: Some(moe), ..tiny(ModelType::Qwen3Moe) }
 }
 
@@ -56,7 +48,8 @@ pub fn random_weights(params: &[Param], seed: u64, dtype: DType, ops: &dyn Ops) 
     let mut weights = Weights::random(params, seed, dtype, ops).unwrap();
     for (i, p) in params.iter().enumerate().filter(|(_, p)| p.shape.len() == 1) {
         let rng = Rng::new(seed ^ 1, i as u64);
-        let values: Vec<f64> = (0..p.numel()).map(|j| f64::from(u8::from(!p.name.contains("bias"))) + 0.2 * rng.normal_at(j as u64)).collect();
+        let values: Vec<f64> =
+            (0..p.numel()).map(|j| f64::from(u8::from(!p.name.contains("bias"))) + 0.2 * rng.normal_at(j as u64)).collect();
         weights.set(ParamId(i), floats(ops, &values, &p.shape, dtype));
     }
     weights
