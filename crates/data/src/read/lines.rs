@@ -10,6 +10,8 @@ pub(crate) struct Lines {
     line: u64,
     offset: u64,
     max_row: usize,
+    /// A fault met while looking past a good line, kept until that line has been delivered.
+    fault: Option<io::Error>,
     /// Lines of white space only.
     pub blank: u64,
 }
@@ -17,11 +19,14 @@ pub(crate) struct Lines {
 impl Lines {
     /// Lines of a text whose first byte is byte `offset` of the file; longer ones than `max_row` bytes are refused.
     pub fn new(reader: Box<dyn BufRead + Send>, offset: u64, max_row: usize) -> Self {
-        Self { reader, line: 0, offset, max_row, blank: 0 }
+        Self { reader, line: 0, offset, max_row, fault: None, blank: 0 }
     }
 
     /// The next line that is not blank.
     pub fn next(&mut self) -> io::Result<Option<RawRow>> {
+        if let Some(fault) = self.fault.take() {
+            return Err(fault);
+        }
         loop {
             let mut text = Vec::new();
             let read = (&mut self.reader).take(self.max_row as u64 + 1).read_until(b'\n', &mut text)?;
@@ -45,7 +50,13 @@ impl Lines {
                 self.blank += 1;
                 continue;
             }
-            let last = self.reader.fill_buf()?.is_empty();
+            let last = match self.reader.fill_buf() {
+                Ok(rest) => rest.is_empty(),
+                Err(fault) => {
+                    self.fault = Some(fault);
+                    false
+                }
+            };
             return Ok(Some(RawRow::Line { row: self.line, offset, last, text }));
         }
     }

@@ -9,6 +9,8 @@ mod json;
 mod lines;
 mod parquet;
 mod raw;
+#[cfg(test)]
+mod tests;
 
 use std::io::{BufRead, Cursor, Read};
 use std::ops::ControlFlow;

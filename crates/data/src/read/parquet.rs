@@ -188,6 +188,23 @@ impl PageReader for GuardedPages {
     }
 }
 
+/// Bytes that a row holds, about.
+pub(crate) fn size(row: &Row) -> usize {
+    row.get_column_iter().map(|(key, field)| key.len() + field_size(field)).sum()
+}
+
+fn field_size(field: &Field) -> usize {
+    size_of::<Field>()
+        + match field {
+            Field::Str(text) => text.len(),
+            Field::Bytes(bytes) => bytes.len(),
+            Field::Group(row) => size(row),
+            Field::ListInternal(list) => list.elements().iter().map(field_size).sum(),
+            Field::MapInternal(map) => map.entries().iter().map(|(key, value)| field_size(key) + field_size(value)).sum(),
+            _ => 0,
+        }
+}
+
 /// A row as an object, with the number of null members left out inside tool-call arguments.
 pub(crate) fn object_of(row: Row) -> Result<(Map<String, Value>, u64), String> {
     let mut dropped = 0;

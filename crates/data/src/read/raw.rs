@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use parquet::record::Row;
+use ::parquet::record::Row;
 use serde_json::{Map, Value};
 
-use super::{json, parquet::object_of};
+use super::{json, parquet};
 use crate::BadRow;
 
 /// One row, unparsed. `row` is its number as the user sees it.
@@ -37,7 +37,8 @@ impl RawRow {
     pub fn size(&self) -> usize {
         match self {
             Self::Line { text, .. } | Self::Element { text, .. } => text.len(),
-            Self::Columns { .. } | Self::Refused { .. } => 1024,
+            Self::Columns { columns, .. } => parquet::size(columns),
+            Self::Refused { reason, .. } => reason.len(),
         }
     }
 
@@ -65,7 +66,7 @@ impl RawRow {
             }
             Self::Columns { row, columns } => {
                 let (fields, dropped_nulls) =
-                    object_of(columns).map_err(|reason| BadRow { file: file.to_path_buf(), row, column: None, reason })?;
+                    parquet::object_of(columns).map_err(|reason| BadRow { file: file.to_path_buf(), row, column: None, reason })?;
                 Ok(Object { row, fields, dropped_nulls })
             }
             Self::Refused { row, reason } => Err(BadRow { file: file.to_path_buf(), row, column: None, reason }),
