@@ -115,12 +115,11 @@ impl Sink for Progress {
             Event::Checkpoint(saved) => self.say(&saved_line(saved)),
             Event::Notice(notice) => self.say(&notice_line(notice)),
             Event::End(end) => {
-                if let Screen::Bar(bar) = &self.screen {
-                    bar.finish_and_clear();
-                }
                 self.say(&end_line(end));
-                if let Screen::Lines(_, losses) = &mut self.screen {
-                    losses.close();
+                match &mut self.screen {
+                    // A line printed later would bring the bar back.
+                    Screen::Bar(bar) => bar.finish_and_clear(),
+                    Screen::Lines(_, losses) => losses.close(),
                 }
             }
         }
@@ -130,7 +129,9 @@ impl Sink for Progress {
 /// Leaves the terminal's last line free when a run stops with an error.
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Screen::Bar(bar) = &self.screen {
+        if let Screen::Bar(bar) = &self.screen
+            && !bar.is_finished()
+        {
             bar.abandon();
         }
     }

@@ -15,6 +15,9 @@ const BOTTOM: f64 = HEIGHT - 52.0;
 /// More raw points than this are drawn as the least and the greatest of each pixel column.
 const COLUMNS: usize = (RIGHT - LEFT) as usize;
 
+/// Radius of an evaluation's dot.
+const DOT: f64 = 3.0;
+
 const GREY: &str = "#868e99";
 const BLUE: &str = "#3b82f6";
 const ORANGE: &str = "#f08c00";
@@ -26,10 +29,10 @@ pub(super) fn picture(history: &History, name: &str) -> String {
     let smooth = smoothed(&finite);
     let mut out = String::with_capacity(64 << 10);
     // Writing to a String cannot fail, here and below.
-    let _ = write!(
+    let _ = writeln!(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\" \
-         font-family=\"system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif\" font-size=\"13\" fill=\"{GREY}\">\n"
+         font-family=\"system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif\" font-size=\"13\" fill=\"{GREY}\">"
     );
     title(&mut out, history, &smooth, &eval, name);
     match ranges(history, &finite, &smooth, &eval) {
@@ -37,9 +40,10 @@ pub(super) fn picture(history: &History, name: &str) -> String {
             grid(&mut out, &x, &y);
             let _ = write!(
                 out,
-                "<clipPath id=\"plot\"><rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{}\" height=\"{}\"/></clipPath>\n<g clip-path=\"url(#plot)\" \
+                "<clipPath id=\"plot\"><rect x=\"{}\" y=\"{TOP}\" width=\"{}\" height=\"{}\"/></clipPath>\n<g clip-path=\"url(#plot)\" \
                  fill=\"none\" stroke-linejoin=\"round\" stroke-linecap=\"round\">\n",
-                RIGHT - LEFT,
+                LEFT - DOT,
+                RIGHT - LEFT + 2.0 * DOT,
                 BOTTOM - TOP
             );
             line(&mut out, &envelope(&history.train), &x, &y, &format!("stroke=\"{BLUE}\" stroke-opacity=\"0.35\" stroke-width=\"1.2\""));
@@ -58,9 +62,9 @@ pub(super) fn picture(history: &History, name: &str) -> String {
     out
 }
 
-/// Exponential mean over about a fortieth of the points, corrected for its start.
+/// Exponential mean over about a twentieth of the points, corrected for its start.
 fn smoothed(points: &[Point]) -> Vec<Point> {
-    let window = (points.len() as f64 / 40.0).clamp(1.0, 400.0);
+    let window = (points.len() as f64 / 20.0).clamp(1.0, 400.0);
     let keep = 1.0 - 2.0 / (window + 1.0);
     let (mut sum, mut weight) = (0.0, 0.0);
     let mean = |p: &Point| {
@@ -145,7 +149,7 @@ fn line(out: &mut String, points: &[Point], x: &Axis, y: &Axis, style: &str) {
 fn dots(out: &mut String, points: &[Point], x: &Axis, y: &Axis, colour: &str) {
     for p in points {
         let (across, down) = (x.pixel(p.step as f64), y.pixel(p.value));
-        let _ = writeln!(out, "<circle cx=\"{across:.1}\" cy=\"{down:.1}\" r=\"3\" fill=\"{colour}\"/>");
+        let _ = writeln!(out, "<circle cx=\"{across:.1}\" cy=\"{down:.1}\" r=\"{DOT}\" fill=\"{colour}\"/>");
     }
 }
 
@@ -189,14 +193,13 @@ fn legend(out: &mut String, not_finite: usize, eval: bool) {
     if not_finite > 0 {
         entries.push(("none", "1", format!("{} not finite", thousands(not_finite as u64))));
     }
-    let mut right = RIGHT;
-    for (colour, opacity, label) in entries.iter().rev() {
-        // About 7 pixels a letter at this size: near enough to keep entries apart.
-        let width = 7.0 * label.len() as f64;
-        let _ = writeln!(out, "<text x=\"{right}\" y=\"32\" text-anchor=\"end\">{label}</text>");
-        let (from, to) = (right - width - 26.0, right - width - 6.0);
-        let _ = writeln!(out, "<path d=\"M{from} 27.5H{to}\" stroke=\"{colour}\" stroke-opacity=\"{opacity}\" stroke-width=\"2.5\"/>");
-        right = from - 18.0;
+    // About 8 pixels a letter at this size, rather too much than too little.
+    let width = |label: &str| 8.0 * label.len() as f64 + 44.0;
+    let mut left = RIGHT + 16.0 - entries.iter().map(|(.., label)| width(label)).sum::<f64>();
+    for (colour, opacity, label) in &entries {
+        let _ = writeln!(out, "<path d=\"M{left} 27.5h20\" stroke=\"{colour}\" stroke-opacity=\"{opacity}\" stroke-width=\"2.5\"/>");
+        let _ = writeln!(out, "<text x=\"{}\" y=\"32\">{label}</text>", left + 26.0);
+        left += width(label);
     }
 }
 
@@ -271,8 +274,8 @@ mod tests {
     #[test]
     fn smoothing_is_a_mean_without_a_bias_at_its_start() {
         assert!(smoothed(&points([2.0; 100])).iter().all(|p| (p.value - 2.0).abs() < 1e-12));
-        // 80 points: window 2, weights 2/3 and 1/3 of what came before.
-        let two = smoothed(&points((0..80).map(|i| if i == 0 { 3.0 } else { 0.0 })));
+        // 40 points: window 2, weights 2/3 and 1/3 of what came before.
+        let two = smoothed(&points((0..40).map(|i| if i == 0 { 3.0 } else { 0.0 })));
         assert!((two[1].value - 0.75).abs() < 1e-12, "{}", two[1].value);
         // Few points are not smoothed at all.
         assert_eq!(smoothed(&points([3.0, 1.0])), points([3.0, 1.0]));
