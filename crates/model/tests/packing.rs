@@ -71,12 +71,12 @@ fn finds_what_is_not_finite() {
         let objective = Objective { recompute, ..OBJECTIVE };
         let found = |s: &Setup| diagnose(&s.model, &s.cx(&batch), &mut s.grads(), &objective).unwrap();
         assert_eq!(found(&s), None);
-        let id = s.names.find("model.layers.1.mlp.down_proj.weight").unwrap().id;
-        // Finite weights whose product overflows.
-        s.ops.fill(s.weights.get_mut(id).unwrap(), 3e38).unwrap();
+        let id = s.names.find("model.layers.1.post_attention_layernorm.weight").unwrap().id;
+        // Finite weights; but the product of gate and up, each of this size, overflows.
+        s.ops.fill(s.weights.get_mut(id).unwrap(), 1e25).unwrap();
         assert_eq!(found(&s), Some(NonFinite::Output("layer 1".into())));
         s.ops.fill(s.weights.get_mut(id).unwrap(), f64::NAN).unwrap();
-        assert_eq!(found(&s), Some(NonFinite::Weight("model.layers.1.mlp.down_proj.weight".into())));
+        assert_eq!(found(&s), Some(NonFinite::Weight("model.layers.1.post_attention_layernorm.weight".into())));
     }
 }
 
