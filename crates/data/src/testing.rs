@@ -45,3 +45,19 @@ fn message(value: &Value) -> Message {
     fields.insert("content".into(), content.clone().into());
     Message { role, content, fields, loss }
 }
+
+/// A folder of our own test inputs.
+pub fn case(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases")).join(name)
+}
+
+/// A configuration as if it stood in a folder, with these lines under `[data]` and `[train]`. Nothing is cached.
+pub fn config(folder: &std::path::Path, data: &str, train: &str) -> temper_config::Config {
+    let text = format!("[model]\npath = \".\"\n[data]\ncache_dir = \"\"\n{data}\n[train]\n{train}\n");
+    temper_config::Config::from_toml(&text, &folder.join("config.toml"), &[]).unwrap().config
+}
+
+/// The template of a tokenizer's folder.
+pub fn own_template(tokenizer: &Tokenizer) -> crate::ChatTemplate {
+    crate::ChatTemplate::load(&temper_config::Template::Model, &serde_json::Map::new(), tokenizer).unwrap()
+}

@@ -63,7 +63,9 @@ impl Dataset {
         let encoder = Encoder::new(template, tokenizer, config.loss);
         let mut report = Report::default();
         if template.reads_clock() {
-            report.notices.push(format!("template {} writes today's date into the text; set its date by data.template_args", template.name()));
+            report
+                .notices
+                .push(format!("template {} writes today's date into the text; set its date by data.template_args", template.name()));
         }
         let mut samples = Vec::new();
         for (index, source) in config.train.iter().chain(&config.eval).enumerate() {

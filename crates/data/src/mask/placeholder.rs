@@ -30,6 +30,8 @@ pub struct Gap {
     pub range: Range<usize>,
     /// Indices of the assistant messages.
     pub turns: Vec<usize>,
+    /// Whether contents of others could not be replaced and stand within.
+    pub foreign: bool,
 }
 
 impl<'a> Placed<'a> {
@@ -56,10 +58,8 @@ impl<'a> Placed<'a> {
         let mut turns = Turns::of(&conversation.messages, conversation.tools.as_ref());
         let mut placeholders = Vec::new();
         for (i, m) in chosen.iter().filter_map(|i| Some((*i, conversation.messages.get(*i)?))) {
+            // An empty content has a place too: it tells one message from the next.
             let core = m.content.trim();
-            if core.is_empty() {
-                continue;
-            }
             let mark = marks.fresh();
             turns.set_content(i, m, &around(m, core, mark));
             placeholders.push(Placeholder { message: i, mark, core });
@@ -88,9 +88,10 @@ impl<'a> Placed<'a> {
     pub fn gaps(&self) -> Option<Vec<Gap>> {
         let mut gaps = Vec::new();
         let (mut start, mut previous) = (0, None);
-        let turns = |after: Option<usize>, before: usize| {
-            let first = after.map_or(0, |i| i + 1);
-            (first..before).filter(|i| self.roles.get(*i) == Some(&Role::Assistant)).collect()
+        let gap = |range, after: Option<usize>, before: usize| {
+            let within = after.map_or(0, |i| i + 1)..before;
+            let turns: Vec<usize> = within.clone().filter(|i| self.roles.get(*i) == Some(&Role::Assistant)).collect();
+            Gap { range, foreign: turns.len() != within.len(), turns }
         };
         for (place, p) in &self.places {
             let p = &self.placeholders[*p];
@@ -101,16 +102,16 @@ impl<'a> Placed<'a> {
                 return None;
             }
             if previous != Some(p.message) {
-                gaps.push(Gap { range: start..*place, turns: turns(previous, p.message) });
+                gaps.push(gap(start..*place, previous, p.message));
             }
             start = place + p.mark.len_utf8();
             previous = Some(p.message);
         }
-        gaps.push(Gap { range: start..self.text.len(), turns: turns(previous, self.roles.len()) });
+        gaps.push(gap(start..self.text.len(), previous, self.roles.len()));
         Some(gaps)
     }
 
-    /// Byte after the content of an assistant message, when it is replaced and nothing of the turn can follow it.
+    /// Byte after the content of an assistant message, when it is replaced and no text of the data can follow it.
     pub fn end_of(&self, message: usize) -> Option<usize> {
         let (place, p) = self.places.iter().rev().find(|(_, p)| self.placeholders[*p].message == message)?;
         (!self.tool_calls.get(message)?).then(|| place + self.placeholders[*p].mark.len_utf8())

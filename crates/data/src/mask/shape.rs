@@ -17,12 +17,14 @@ pub(crate) struct TurnShape {
 }
 
 impl TurnShape {
-    /// A generation block's range, less what belongs to the header before it and the white space after its end token.
+    /// A generation block's range, less the white space in front that belongs to the header and the white space after
+    /// its end token; what else a template counts as generated (an opening `<think>`) is its own choice.
     pub fn clip(&self, text: &str, range: Range<usize>) -> Range<usize> {
         let Range { mut start, mut end } = range;
         let split = (1..=self.header.len()).rev().find(|k| {
             let at = self.header.len() - k;
             self.header.is_char_boundary(at)
+                && self.header[at..].trim().is_empty()
                 && text[start..end].starts_with(&self.header[at..])
                 && text[..start].ends_with(&self.header[..at])
         });
@@ -53,6 +55,8 @@ pub(crate) fn of_template(template: &ChatTemplate, added_tokens: &[String]) -> O
     let (between, rest) = rest.split_once(ask2)?;
     let (last, end) = rest.split_once(say2)?;
 
+    // A template may end a text otherwise than a turn (eos where no prompt is asked for): what both share closes a turn.
+    let closing = if prompt.starts_with(&closing) { closing } else { terminator(common_prefix(&closing, prompt), added_tokens) };
     // What closes the user's turn is no part of the header, unless the header is nothing else (`[/INST]`).
     let header = |text: &'_ str| match text.strip_prefix(closing.as_str()) {
         Some(own) if !own.trim().is_empty() => own.to_string(),
@@ -62,10 +66,11 @@ pub(crate) fn of_template(template: &ChatTemplate, added_tokens: &[String]) -> O
     if prompt != closing || header(first) == first {
         common = common_prefix(&common, &header(prompt)).to_string();
     }
-    if common.trim().is_empty() {
+    let common = common.trim_start();
+    if common.is_empty() {
         return None;
     }
-    Some(TurnShape { header: common, terminator: terminator(common_prefix(between, end), added_tokens) })
+    Some(TurnShape { header: common.to_string(), terminator: terminator(common_prefix(between, end), added_tokens) })
 }
 
 /// The end token at the beginning of what follows a turn: up to the first added token, else all but white space.

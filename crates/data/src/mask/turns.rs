@@ -37,12 +37,7 @@ pub fn plain(shape: &TurnShape, conversation: &Conversation, text: &str, count: 
 /// For any content: the conversation is rendered again with its contents replaced by characters that occur nowhere,
 /// so that text of the data cannot pass for the template's. A turn is then between its header, the first after the
 /// message before it, and the last end token before the message after it.
-pub fn with_placeholders(
-    template: &ChatTemplate,
-    shape: &TurnShape,
-    conversation: &Conversation,
-    text: &str,
-) -> Option<Vec<Range<usize>>> {
+pub fn with_placeholders(template: &ChatTemplate, shape: &TurnShape, conversation: &Conversation, text: &str) -> Option<Vec<Range<usize>>> {
     let placed = Placed::render(template, conversation, text)?;
     let mut bodies = Vec::new();
     for gap in placed.gaps()? {
@@ -52,7 +47,7 @@ pub fn with_placeholders(
         let inside = placed.text.get(gap.range.clone())?;
         let mut starts: Vec<usize> =
             inside.match_indices(shape.header.as_str()).map(|(at, _)| gap.range.start + at + shape.header.len()).collect();
-        if gap.turns.len() == 1 {
+        if gap.turns.len() == 1 && !gap.foreign {
             starts.truncate(1);
         }
         if starts.len() != gap.turns.len() {
@@ -60,11 +55,13 @@ pub fn with_placeholders(
         }
         for (i, (start, turn)) in starts.iter().zip(&gap.turns).enumerate() {
             let limit = starts.get(i + 1).map_or(gap.range.end, |next| next - shape.header.len());
-            let end = if shape.terminator.is_empty() {
+            let said = placed.end_of(*turn).filter(|end| (*start..=limit).contains(end));
+            let end = match (shape.terminator.as_str(), gap.foreign) {
                 // Nothing ends the turn but its own text.
-                placed.end_of(*turn).filter(|end| (*start..=limit).contains(end))?
-            } else {
-                start + placed.text.get(*start..limit)?.rfind(shape.terminator.as_str())? + shape.terminator.len()
+                ("", _) => said?,
+                (t, false) => start + placed.text.get(*start..limit)?.rfind(t)? + t.len(),
+                // The last end token may be another's, so it must be the first after the turn's own text.
+                (t, true) => said? + placed.text.get(said?..limit)?.find(t)? + t.len(),
             };
             bodies.push(placed.original(*start)..placed.original(end));
         }

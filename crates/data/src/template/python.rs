@@ -295,11 +295,9 @@ mod tests {
     #[test]
     fn dates_follow_the_calendar() {
         // `date -u -d @S '+%Y-%m-%d %a %j %I %p'` of each.
-        for (s, text) in [
-            (0, "1970-01-01 Thu 001 12 AM"),
-            (951_827_696, "2000-02-29 Tue 060 12 PM"),
-            (1_735_689_599, "2024-12-31 Tue 366 11 PM"),
-        ] {
+        for (s, text) in
+            [(0, "1970-01-01 Thu 001 12 AM"), (951_827_696, "2000-02-29 Tue 060 12 PM"), (1_735_689_599, "2024-12-31 Tue 366 11 PM")]
+        {
             assert_eq!(strftime("%Y-%m-%d %a %j %I %p", s).unwrap(), text);
         }
         assert!(strftime("%Q", 0).is_err());

@@ -5,8 +5,8 @@ use std::path::Path;
 use temper_config::Template;
 
 use super::ChatTemplate;
-use crate::tokenizer::Tokenizer;
 use crate::Error;
+use crate::tokenizer::Tokenizer;
 
 /// The templates temper brings along.
 const NAMED: [(&str, &str); 4] = [
@@ -21,11 +21,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// A missing or unreadable file, an unknown name, a tokenizer folder without a template, a syntax error.
-    pub fn load(
-        choice: &Template,
-        arguments: &serde_json::Map<String, serde_json::Value>,
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, Error> {
+    pub fn load(choice: &Template, arguments: &serde_json::Map<String, serde_json::Value>, tokenizer: &Tokenizer) -> Result<Self, Error> {
         let (name, source) = match choice {
             Template::Model => of_folder(tokenizer)?,
             Template::Named(name) => named(name)?,

@@ -31,7 +31,8 @@ fn official_templates_render_byte_for_byte() {
 fn our_qwen3_renders_as_the_official_one() {
     let Some(tokenizer) = qwen3() else { return };
     let official = ChatTemplate::load(&temper_config::Template::Model, &Map::new(), &tokenizer).unwrap();
-    let call = json!([{"type": "function", "function": {"name": "f", "arguments": {"b": 1.5, "a": null}}}, {"name": "g", "arguments": "{}"}]);
+    let call =
+        json!([{"type": "function", "function": {"name": "f", "arguments": {"b": 1.5, "a": null}}}, {"name": "g", "arguments": "{}"}]);
     let conversations = [
         json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]),
         json!([{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nt\n</think>\n\nb"},
@@ -71,7 +72,11 @@ fn tojson_is_pythons() {
 
 #[test]
 fn generation_tags_leave_the_text_as_it_is_without_them() {
-    let bodies = ["{L}generation{R}\n  x {{ 1 }}\n  {L}endgeneration{R}\n y", "a\n  {L}generation{R}\n\nb{L}endgeneration{R}  \n\nc", "q {L}generation{R} {L}endgeneration{R}\n"];
+    let bodies = [
+        "{L}generation{R}\n  x {{ 1 }}\n  {L}endgeneration{R}\n y",
+        "a\n  {L}generation{R}\n\nb{L}endgeneration{R}  \n\nc",
+        "q {L}generation{R} {L}endgeneration{R}\n",
+    ];
     for body in bodies {
         for (l, r) in [("{%", "%}"), ("{%-", "-%}"), ("{%+", "%}"), ("{%", "+%}"), ("{%-", "%}"), ("{% ", " -%}")] {
             // Oracle: `if true` and `endif` in the same places with the same controls.
@@ -88,7 +93,8 @@ fn generation_tags_leave_the_text_as_it_is_without_them() {
 #[test]
 fn generation_spans_are_where_the_template_says() {
     let source = "{# {% generation %} #}{% raw %}{% generation %}{% endraw %}{% for m in messages %}<{{ '{% generation %}' }}{% generation %}{{ m.content }}!{% endgeneration %}>{% endfor %}";
-    let rendered = render(source, &json!([{"role": "user", "content": "\u{F0000}\u{F0001}"}, {"role": "assistant", "content": "é"}])).unwrap();
+    let rendered =
+        render(source, &json!([{"role": "user", "content": "\u{F0000}\u{F0001}"}, {"role": "assistant", "content": "é"}])).unwrap();
     let texts: Vec<&str> = rendered.generation.iter().map(|r| &rendered.text[r.clone()]).collect();
     assert_eq!(texts, ["\u{F0000}\u{F0001}!", "é!"]);
     assert!(rendered.text.starts_with("{% generation %}<{% generation %}"));
@@ -113,7 +119,9 @@ fn errors_name_template_and_line() {
 
 #[test]
 fn named_templates_render_what_their_format_says() {
-    let c = conversation(&json!([{"role": "user", "content": " a "}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]));
+    let c = conversation(
+        &json!([{"role": "user", "content": " a "}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]),
+    );
     let specials = [("bos_token", "<s>"), ("eos_token", "</s>")];
     let text = |source: &str| ChatTemplate::compile("n", source, &Map::new(), &specials).unwrap().render(&c).unwrap().text;
     assert_eq!(
@@ -127,4 +135,76 @@ fn named_templates_render_what_their_format_says() {
     let turn = |role: &str, text: &str| format!("<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>");
     let llama = text(include_str!("builtin/llama3.jinja"));
     assert_eq!(llama, format!("<s>{}{}{}{}", turn("user", "a"), turn("assistant", "b"), turn("user", "c"), turn("assistant", "d")));
+}
+
+mod fuzz {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn template_text() -> impl Strategy<Value = String> {
+        let pieces = prop::sample::select(vec![
+            "{%",
+            "%}",
+            "{{",
+            "}}",
+            "{#",
+            "#}",
+            "-",
+            "+",
+            " ",
+            "\n",
+            "generation",
+            "endgeneration",
+            "for m in messages",
+            "endfor",
+            "if",
+            "endif",
+            "m.content",
+            "messages[0]",
+            "messages[::-1]",
+            ".split('x')[5]",
+            "| tojson(indent=",
+            "(",
+            ")",
+            "raw",
+            "endraw",
+            "'",
+            "\"",
+            "\\",
+            "é",
+            "macro f(x)",
+            "f(f)",
+            "endmacro",
+            "set x = ",
+            "range(9999999999)",
+            "* 99999999",
+            "loop.index0",
+            "| trim",
+            "'a'",
+            "0",
+            "~",
+            "strftime_now('%",
+            "raise_exception(",
+        ]);
+        prop::collection::vec(pieces, 0..24).prop_map(|p| p.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        /// Any text as a template and any content as data: an answer or an error, soon, and never a panic.
+        #[test]
+        fn no_template_panics(source in template_text(), content in ".{0,20}") {
+            let messages = json!([{"role": "user", "content": content}, {"role": "assistant", "content": "x"}]);
+            let _ = render(&source, &messages);
+        }
+
+        /// Contents reach the text as they are, whatever they look like.
+        #[test]
+        fn contents_are_data(content in ".{0,60}") {
+            let messages = json!([{"role": "user", "content": content}, {"role": "assistant", "content": "x"}]);
+            let text = render("{% for m in messages %}{{ m.content }}|{% endfor %}", &messages).unwrap().text;
+            prop_assert_eq!(text, format!("{content}|x|"));
+        }
+    }
 }
