@@ -84,3 +84,29 @@ fn push(points: &mut Vec<Point>, step: usize, value: f64) {
     points.truncate(keep);
     points.push(Point { step, value });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_resume_forgets_what_it_does_again() {
+        let mut history = History::default();
+        for event in [
+            json!({ "event": "start", "step": 1, "steps": 9 }),
+            json!({ "event": "step", "step": 1, "loss": 3.0 }),
+            json!({ "event": "step", "step": 2, "loss": null }),
+            json!({ "event": "eval", "step": 2, "loss": 2.5 }),
+            json!({ "event": "step", "step": 3, "loss": 1.0 }),
+            json!({ "event": "eval", "step": 3, "loss": 1.0 }),
+            json!({ "event": "start", "step": 3, "steps": 12 }),
+        ] {
+            history.line(&event);
+        }
+        assert_eq!(history.train.iter().map(|p| p.step).collect::<Vec<_>>(), [1, 2]);
+        assert!(history.train[1].value.is_nan(), "a loss that was not finite is not a number, and not zero");
+        assert_eq!(history.eval, [Point { step: 2, value: 2.5 }]);
+        assert_eq!(history.steps, 12);
+    }
+}

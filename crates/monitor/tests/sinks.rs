@@ -166,27 +166,27 @@ fn the_curve_of_a_run_that_fails_is_drawn_too() {
 fn plain_lines_say_what_happened() {
     let out = Shared::default();
     let mut progress = Progress::new(Target::Lines(Box::new(out.clone())), 5);
-    send(&mut progress, &[start(1, 100)]);
+    send(&mut progress, &[start(1, 101)]);
     let mut events: Vec<Event> = (1..=12).map(|i| step(i, 1.23454)).collect();
     events.extend([
         eval(12, 2.0),
         Event::Checkpoint(Saved { step: 12, path: "run/checkpoints/step-000012".to_string(), bytes: 3 << 30, wall_s: 65.0 }),
         Event::Notice(Notice { message: "rows dropped\u{1b}[31m".to_string(), count: Some(1200) }),
-        step(100, 0.5),
-        end(100),
+        step(101, 0.5),
+        end(101),
     ]);
     send(&mut progress, &events);
     let text = String::from_utf8(out.0.lock().unwrap().clone()).unwrap();
     let expected = "\
-start  steps 1 to 100  134.5 M parameters  1,234 samples in 567 sequences  cpu, 2 threads  ready in 1.2s
-step   1/100  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m18s  mem 1.2 GiB
-step   5/100  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m10s  mem 1.2 GiB
-step  10/100  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m00s  mem 1.2 GiB
+start  steps 1 to 101  134.5 M parameters  1,234 samples in 567 sequences  cpu, 2 threads  ready in 1.2s
+step   1/101  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m20s  mem 1.2 GiB
+step   5/101  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m12s  mem 1.2 GiB
+step  10/101  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m02s  mem 1.2 GiB
 eval after step 12  loss 2.0000  perplexity 7.389  4,096 tokens  1.0s
 saved step 12  run/checkpoints/step-000012  3.0 GiB in 1m05s
 note  rows dropped [31m (1,200)
-step 100/100  loss 0.5000  grad 0.98  lr 1.0e-5  1,234 tok/s  mem 1.2 GiB
-done  step 100  loss 1.5000  20,480 tokens in 3m12s
+step 101/101  loss 0.5000  grad 0.98  lr 1.0e-5  1,234 tok/s  mem 1.2 GiB
+done  step 101  loss 1.5000  20,480 tokens in 3m12s
 ";
     assert_eq!(text, expected);
 }
