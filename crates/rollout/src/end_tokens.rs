@@ -98,9 +98,7 @@ fn listed_ids(file: &str, json: Option<&Value>) -> Result<Vec<u64>> {
         Some(Value::Array(items)) => items.as_slice(),
         Some(one) => std::slice::from_ref(one),
     };
-    let id = |v: &Value| {
-        v.as_u64().ok_or_else(|| fault(file, format!("eos_token_id holds {v}; write a token id, a list of ids, or null")))
-    };
+    let id = |v: &Value| v.as_u64().ok_or_else(|| fault(file, format!("eos_token_id holds {v}; write a token id, a list of ids, or null")));
     items.iter().map(id).collect()
 }
 

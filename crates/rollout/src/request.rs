@@ -39,7 +39,9 @@ impl Request {
         }
         if self.prompt.len() >= max_positions {
             let length = self.prompt.len();
-            return fault(format!("the prompt has {length} tokens, which leaves no room in the model's {max_positions} positions; shorten it"));
+            return fault(format!(
+                "the prompt has {length} tokens, which leaves no room in the model's {max_positions} positions; shorten it"
+            ));
         }
         if self.max_tokens == 0 {
             return fault("max_tokens is 0; ask for at least one token".into());

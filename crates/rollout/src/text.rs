@@ -82,7 +82,8 @@ fn earliest<'s>(text: &str, stops: &'s [String]) -> Option<(usize, &'s String)> 
 
 /// Bytes at the end of `text` that could be the beginning of a stop string.
 fn longest_start(text: &str, stops: &[String]) -> usize {
-    let starts = |stop: &String| stop.char_indices().map(|(i, _)| i).rfind(|i| *i <= text.len() && text.ends_with(&stop[..*i])).unwrap_or(0);
+    let starts =
+        |stop: &String| stop.char_indices().map(|(i, _)| i).rfind(|i| *i <= text.len() && text.ends_with(&stop[..*i])).unwrap_or(0);
     stops.iter().map(starts).max().unwrap_or(0)
 }
 

@@ -81,7 +81,8 @@ fn greedy_takes_the_lowest_id_among_equals_and_reports_the_models_log_probabilit
 
 #[test]
 fn edges_of_the_filters() {
-    let only = |s: &Sampling| frequencies(&LOGITS, s, 300).iter().enumerate().filter(|(_, f)| **f > 0.0).map(|(id, _)| id).collect::<Vec<_>>();
+    let only =
+        |s: &Sampling| frequencies(&LOGITS, s, 300).iter().enumerate().filter(|(_, f)| **f > 0.0).map(|(id, _)| id).collect::<Vec<_>>();
     assert_eq!(only(&Sampling { top_k: 1, ..hot(1.0) }), [1], "the lower id of two equals");
     assert_eq!(only(&Sampling { top_k: 2, ..hot(1.0) }), [1, 4]);
     assert_eq!(only(&Sampling { top_k: 600, ..hot(30.0) }).len(), 6, "more than there are keeps all");
