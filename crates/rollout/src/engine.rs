@@ -58,9 +58,9 @@ impl EngineOptions {
             return Err(Error::Options(format!("{name} is 0; give at least 1")));
         }
         // Cache rows and step tokens are numbered in i32.
-        if self.blocks().saturating_mul(self.block_size).max(self.step_tokens) > i32::MAX as usize {
-            let limit = i32::MAX;
-            return Err(Error::Options(format!("a cache of {} tokens is past the limit of {limit}; lower it", self.cache_tokens)));
+        let rows = self.blocks().saturating_mul(self.block_size);
+        if let Some((name, n)) = [("cache_tokens", rows), ("step_tokens", self.step_tokens)].iter().find(|(_, n)| *n > i32::MAX as usize) {
+            return Err(Error::Options(format!("{name} is {n}, past the limit of {}; lower it", i32::MAX)));
         }
         Ok(())
     }
