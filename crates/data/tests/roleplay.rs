@@ -295,7 +295,7 @@ fn random_benchmarks_agree_with_brute_force() {
         };
         let right = brute_force(&bench, &options);
         let built = build(&bench, if seed % 4 < 2 { Form::Jsonl } else { Form::Parquet }, &options).unwrap();
-        let found: BTreeMap<String, Vec<(String, String)>> = built
+        let found: BTreeMap<String, Turns> = built
             .all()
             .map(|line| {
                 let text = |m: &Value, key: &str| m[key].as_str().unwrap().to_owned();
@@ -307,8 +307,19 @@ fn random_benchmarks_agree_with_brute_force() {
     }
 }
 
-fn brute_force(bench: &Bench, options: &RoleplayOptions) -> BTreeMap<String, Vec<(String, String)>> {
-    let mut kept: Vec<(String, f64, String, Vec<(String, String)>)> = Vec::new();
+/// Role and text of each turn.
+type Turns = Vec<(String, String)>;
+
+/// A dialogue that the brute force keeps.
+struct Kept {
+    id: String,
+    overall: f64,
+    seed: String,
+    turns: Turns,
+}
+
+fn brute_force(bench: &Bench, options: &RoleplayOptions) -> BTreeMap<String, Turns> {
+    let mut kept: Vec<Kept> = Vec::new();
     for language in ["zh", "en"] {
         for row in bench.table(language, "dialogues") {
             let text = |key: &str| row[key].as_str().unwrap().to_owned();
@@ -317,7 +328,7 @@ fn brute_force(bench: &Bench, options: &RoleplayOptions) -> BTreeMap<String, Vec
             let known = bench.table(language, "seeds").iter().any(|s| s["id"] == seed);
             let same = |e: &&Value| e["seed_id"] == seed && e["model_name"] == model && e["run_id"] == run;
             let Some(evaluation) = bench.table(language, "evaluations").iter().find(same) else { continue };
-            if !known || options.exclude_models.contains(&model) || kept.iter().any(|(other, ..)| *other == id) {
+            if !known || options.exclude_models.contains(&model) || kept.iter().any(|other| other.id == id) {
                 continue;
             }
             let [basics, logic, knowledge, diversity, content, interaction] = SCORES.map(|score| evaluation[score].as_f64().unwrap());
@@ -327,20 +338,19 @@ fn brute_force(bench: &Bench, options: &RoleplayOptions) -> BTreeMap<String, Vec
             }
             let turns = alternate(&serde_json::from_str::<Vec<Value>>(row["dialogue"].as_str().unwrap()).unwrap(), options.max_turns);
             if !turns.is_empty() {
-                kept.push((id, overall, format!("{language}/{seed}"), turns));
+                kept.push(Kept { id, overall, seed: format!("{language}/{seed}"), turns });
             }
         }
     }
-    let rank = |a: &(String, f64, String, Vec<_>)| {
-        let better = |b: &&(String, f64, String, Vec<_>)| b.2 == a.2 && (b.1 > a.1 || (b.1 == a.1 && b.0 < a.0));
-        kept.iter().filter(better).count()
-    };
-    kept.iter().filter(|row| options.max_per_seed.is_none_or(|most| rank(row) < most)).map(|row| (row.0.clone(), row.3.clone())).collect()
+    let better = |a: &Kept, b: &Kept| a.seed == b.seed && (a.overall > b.overall || (a.overall == b.overall && a.id < b.id));
+    let rank = |row: &Kept| kept.iter().filter(|other| better(other, row)).count();
+    let within = kept.iter().filter(|row| options.max_per_seed.is_none_or(|most| rank(row) < most));
+    within.map(|row| (row.id.clone(), row.turns.clone())).collect()
 }
 
 /// Turns as one text per speaker's stretch; a stretch counts only between a user's first word and the AI's last.
-fn alternate(dialogue: &[Value], most: Option<usize>) -> Vec<(String, String)> {
-    let mut turns: Vec<(String, String)> = Vec::new();
+fn alternate(dialogue: &[Value], most: Option<usize>) -> Turns {
+    let mut turns = Turns::new();
     for turn in dialogue {
         let (role, text) = (turn["role"].as_str().unwrap(), turn["text"].as_str().unwrap());
         let role = if role == "ai" { "assistant" } else { "user" };

@@ -13,6 +13,9 @@ use crate::Error;
 /// Rounding allowance of a weighted mean, so that a score of exactly the threshold passes.
 const SCORE_EPS: f64 = 1e-9;
 
+/// The counter of a rule.
+type Rule = fn(&mut Removed) -> &mut u64;
+
 /// A dialogue that passed every rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
@@ -49,7 +52,7 @@ impl<'a> Select<'a> {
     pub fn run(&self, folder: &Path, report: &mut RoleplayReport) -> Result<Vec<Sample>, Error> {
         let (mut met, mut samples) = (HashSet::new(), Vec::new());
         let (mut removed, mut tidied) = (Removed::default(), super::Tidied::default());
-        tables::dialogues(self.language, folder, report, &mut |key, dialogue, _| {
+        tables::dialogues(self.language, folder, report, &mut |key, dialogue| {
             if !met.insert(key.clone()) {
                 removed.duplicate += 1;
                 return Ok(false);
@@ -87,9 +90,9 @@ impl<'a> Select<'a> {
     }
 
     /// The seed and scores of a dialogue that passes the rules on its key, or the rule that removes it.
-    fn judge(&self, key: &Key) -> Result<(&Seed, Scores), fn(&mut Removed) -> &mut u64> {
+    fn judge(&self, key: &Key) -> Result<(&Seed, Scores), Rule> {
         let options = self.options;
-        let seed = self.seeds.get(&key.seed).ok_or((|r| &mut r.missing_seed) as fn(&mut Removed) -> &mut u64)?;
+        let seed = self.seeds.get(&key.seed).ok_or((|r| &mut r.missing_seed) as Rule)?;
         let Some(evaluation) = self.evaluations.get(key) else { return Err(|r| &mut r.no_evaluation) };
         let Some(scores) = *evaluation else { return Err(|r| &mut r.incomplete_scores) };
         let excluded = options.exclude_models.contains(&key.model);

@@ -81,6 +81,9 @@ pub(super) struct Key {
     pub run: String,
 }
 
+/// Takes a row; false for one whose key was met before, an error for a bad one.
+type Take<'a> = dyn FnMut(&mut Map<String, Value>) -> Result<bool, String> + 'a;
+
 /// An evaluation; `None` where a score is missing.
 pub(super) type Evaluations = HashMap<Key, Option<Scores>>;
 
@@ -101,7 +104,7 @@ const DIALOGUE_COLUMNS: &[&str] = &["seed_id", "model_name", "run_id", "dialogue
 /// The seeds by id; of two with one id the first counts.
 pub(super) fn seeds(language: Language, folder: &Path, report: &mut RoleplayReport) -> Result<HashMap<String, Seed>, Error> {
     let mut seeds = HashMap::new();
-    let table = each_row(folder, "seeds", SEED_COLUMNS, report, &mut |row, _| {
+    let table = each_row(folder, "seeds", SEED_COLUMNS, report, &mut |row| {
         let id = id(row, "id")?;
         let seed = Seed {
             ai_name: text(row, "ai_name")?,
@@ -122,7 +125,7 @@ pub(super) fn seeds(language: Language, folder: &Path, report: &mut RoleplayRepo
 /// The evaluations by seed, model and run; of two with one key the first counts.
 pub(super) fn evaluations(language: Language, folder: &Path, report: &mut RoleplayReport) -> Result<Evaluations, Error> {
     let mut evaluations = HashMap::new();
-    let table = each_row(folder, "evaluations", SCORE_COLUMNS, report, &mut |row, _| {
+    let table = each_row(folder, "evaluations", SCORE_COLUMNS, report, &mut |row| {
         let scores = [
             score(row, "basics_score")?,
             score(row, "logic_score")?,
@@ -143,31 +146,25 @@ pub(super) fn evaluations(language: Language, folder: &Path, report: &mut Rolepl
     Ok(evaluations)
 }
 
-/// Hands every readable dialogue to `sink`: its key, its `dialogue` column and its row. What `sink` refuses is named
+/// Hands every readable dialogue to `sink`: its key and its `dialogue` column. What `sink` refuses is named
 /// among the bad rows; `sink` says whether it met the key for the first time.
 pub(super) fn dialogues(
     language: Language,
     folder: &Path,
     report: &mut RoleplayReport,
-    sink: &mut dyn FnMut(Key, Value, u64) -> Result<bool, String>,
+    sink: &mut dyn FnMut(Key, Value) -> Result<bool, String>,
 ) -> Result<(), Error> {
-    let table = each_row(folder, "dialogues", DIALOGUE_COLUMNS, report, &mut |row, number| {
+    let table = each_row(folder, "dialogues", DIALOGUE_COLUMNS, report, &mut |row| {
         let key = key(row)?;
-        sink(key, row.remove("dialogue").unwrap_or_default(), number)
+        sink(key, row.remove("dialogue").unwrap_or_default())
     })?;
     report.dialogues += table.rows;
     report.tables.push(TableReport { language, table: "dialogues", ..table });
     Ok(())
 }
 
-/// Reads a table row by row. `take` returns false for a row whose key was met before.
-fn each_row(
-    folder: &Path,
-    name: &str,
-    columns: &[&str],
-    report: &mut RoleplayReport,
-    take: &mut dyn FnMut(&mut Map<String, Value>, u64) -> Result<bool, String>,
-) -> Result<TableReport, Error> {
+/// Reads a table row by row.
+fn each_row(folder: &Path, name: &str, columns: &[&str], report: &mut RoleplayReport, take: &mut Take<'_>) -> Result<TableReport, Error> {
     let path = find(folder, name)?;
     let mut rows = Rows::open(&path, columns, MAX_ROW_BYTES)?;
     let mut table = TableReport::of(&path);
@@ -177,7 +174,7 @@ fn each_row(
             table.rows += 1;
             let taken = object.and_then(|mut object| {
                 let number = object.row;
-                take(&mut object.fields, number).map_err(|reason| BadRow { file: path.clone(), row: number, column: None, reason })
+                take(&mut object.fields).map_err(|reason| BadRow { file: path.clone(), row: number, column: None, reason })
             });
             match taken {
                 Ok(true) => {}
