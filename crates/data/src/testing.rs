@@ -1,6 +1,7 @@
 //! Material that several test modules share.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -16,9 +17,10 @@ pub fn shared(path: &str) -> Option<PathBuf> {
     None
 }
 
-/// The real Qwen3 tokenizer, where it is.
-pub fn qwen3() -> Option<Tokenizer> {
-    Some(Tokenizer::load(&shared("tokenizers/qwen3")?).unwrap())
+/// The real Qwen3 tokenizer, where it is; loaded once.
+pub fn qwen3() -> Option<&'static Tokenizer> {
+    static TOKENIZER: OnceLock<Option<Tokenizer>> = OnceLock::new();
+    TOKENIZER.get_or_init(|| Some(Tokenizer::load(&shared("tokenizers/qwen3")?).unwrap())).as_ref()
 }
 
 /// Our own tokenizer of 303 tokens (byte-level BPE, ChatML), from the test inputs.

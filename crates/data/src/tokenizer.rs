@@ -3,6 +3,8 @@
 //! The text of a template is complete: nothing is added around it, cut from it or padded. Parallelism is the
 //! caller's (rayon over samples); the library's own is switched off.
 
+mod windows;
+
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -29,6 +31,8 @@ pub struct Tokenizer {
     /// What the library would put before a lone text (bos, for tokenizers that add it).
     prefix: Vec<u32>,
     added: Vec<String>,
+    /// Whether long texts may be encoded in windows.
+    windows: bool,
     rows: usize,
     digest: blake3::Hash,
 }
@@ -70,8 +74,8 @@ impl Tokenizer {
         let rows = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let mut added: Vec<String> = inner.get_added_tokens_decoder().into_values().map(|t| t.content).collect();
         added.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
-        let digest = blake3::hash(&bytes);
-        Ok(Self { inner, folder: folder.to_path_buf(), config, prefix, added, rows, digest })
+        let (digest, windows) = (blake3::hash(&bytes), windows::applies(&inner));
+        Ok(Self { inner, folder: folder.to_path_buf(), config, prefix, added, windows, rows, digest })
     }
 
     /// The folder it was loaded from.
@@ -84,10 +88,8 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's own (a character no token covers, without an unknown token).
     pub fn encode(&self, text: &str) -> Result<Encoded, Error> {
-        let encoding = self.inner.encode(text, false).map_err(|e| self.failed(&e))?;
-        let offset = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
-        let offsets = encoding.get_offsets().iter().map(|(a, b)| (offset(*a), offset(*b))).collect();
-        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
+        let window = if self.windows { windows::WINDOW } else { windows::Window { bytes: text.len(), margin: 0 } };
+        windows::encode(&self.inner, text, window).map_err(|e| self.failed(&e))
     }
 
     /// Tokens of a bare prompt (no chat template), with what this tokenizer puts in front of a text.

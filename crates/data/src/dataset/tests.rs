@@ -185,10 +185,10 @@ fn nothing_trainable_and_too_many_bad_rows_stop_a_run() {
 #[test]
 fn counts_add_up_under_every_policy() {
     let Some(tokenizer) = qwen3() else { return };
-    let template = own_template(&tokenizer);
+    let template = own_template(tokenizer);
     let report = |policy: &str| {
         let c = config(&case("09-truncation"), &format!("train = [\"data.jsonl\"]\nseq_len = 48\nover_long = \"{policy}\""), "");
-        Dataset::build(&c.data, &tokenizer, &template).unwrap().report().clone()
+        Dataset::build(&c.data, tokenizer, &template).unwrap().report().clone()
     };
     let r = report("truncate");
     assert_eq!((r.rows, r.kept, r.cut.over_long, r.cut.truncated, r.cut.dropped_no_trained_token), (5, 4, 3, 2, 1));
@@ -226,7 +226,7 @@ fn pieces_train_every_token_once() {
 #[ignore = "a measurement"]
 fn speed_of_52_000_rows() {
     let Some(tokenizer) = qwen3() else { return };
-    let template = own_template(&tokenizer);
+    let template = own_template(tokenizer);
     let folder = tempfile::tempdir().unwrap();
     let word =
         |i: u64| ["the", "of", "a list", "water", "explain", "42", "process", "making", "quickly", "\\n", "is", "and"][(i % 12) as usize];
@@ -240,7 +240,7 @@ fn speed_of_52_000_rows() {
     c.data.cache_dir = Some(folder.path().join("cache"));
     for name in ["cold", "warm"] {
         let start = std::time::Instant::now();
-        let dataset = Dataset::build(&c.data, &tokenizer, &template).unwrap();
+        let dataset = Dataset::build(&c.data, tokenizer, &template).unwrap();
         let built = start.elapsed();
         let steps = dataset.train_plan(&c.train).total_steps();
         eprintln!("{name}: {built:?}, {} tokens, {steps} steps planned in {:?}", dataset.report().tokens, start.elapsed() - built);

@@ -63,7 +63,7 @@ fn every_shared_template_trains_what_the_model_says() {
         }
         // And by tokens: what is trained decodes to the spans.
         let encoded = tokenizer.encode(&masked.text).unwrap();
-        let mask = token_mask(&tokenizer, &masked.text, &encoded, &masked.spans).unwrap();
+        let mask = token_mask(tokenizer, &masked.text, &encoded, &masked.spans).unwrap();
         assert_eq!(mask.mismatches, 0, "{name}");
         for (tokens, span) in mask.spans.iter().zip(&spans) {
             let ids = &encoded.ids[tokens.start as usize..tokens.end as usize];

@@ -56,7 +56,7 @@ fn reported_faults_come_out_right() {
         "13-role-order-and-names",
     ] {
         let c = config(&case(name), "train = [\"data.jsonl\"]\nseq_len = 4096", "");
-        let (lines, bad, dropped) = all(&c.data, &tokenizer);
+        let (lines, bad, dropped) = all(&c.data, tokenizer);
         assert_eq!(dropped, []);
         let want = expected(name);
         assert_lines(name, &lines[..want["samples"].as_array().unwrap().len()], &want["samples"]);
@@ -72,7 +72,7 @@ fn sharegpt_rows_come_out_right() {
     let Some(tokenizer) = qwen3() else { return };
     let name = "13-role-order-and-names";
     let c = config(&case(name), "train = [\"sharegpt.jsonl\"]\nseq_len = 4096", "");
-    let (lines, bad, _) = all(&c.data, &tokenizer);
+    let (lines, bad, _) = all(&c.data, tokenizer);
     assert_lines(name, &lines, &expected(name)["sharegpt"]["samples"]);
     assert_eq!(bad.iter().map(|b| b.row).collect::<Vec<_>>(), [4]);
 }
@@ -94,7 +94,7 @@ fn truncation_drops_or_splits_as_it_says() {
     let want = expected(name);
     let run = |policy: &str| {
         let c = config(&case(name), &format!("train = [\"data.jsonl\"]\nseq_len = 48\nover_long = \"{policy}\""), "");
-        all(&c.data, &tokenizer)
+        all(&c.data, tokenizer)
     };
     let rows = |lines: &[PreviewLine]| lines.iter().map(|l| l.row).collect::<Vec<_>>();
 
@@ -123,7 +123,7 @@ fn a_very_long_row_is_cut_and_its_neighbours_are_kept() {
     let Some(tokenizer) = qwen3() else { return };
     let name = "20-very-long-line";
     let c = config(&case(name), "train = [\"long.jsonl.gz\"]\nseq_len = 256", "");
-    let (lines, bad, dropped) = all(&c.data, &tokenizer);
+    let (lines, bad, dropped) = all(&c.data, tokenizer);
     assert_lines(name, &lines, &expected(name)["samples_1_and_3"]);
     assert_eq!((bad.len(), dropped.iter().map(|d| d.row).collect::<Vec<_>>()), (0, vec![2]));
 }

@@ -30,7 +30,7 @@ fn official_templates_render_byte_for_byte() {
 #[test]
 fn our_qwen3_renders_as_the_official_one() {
     let Some(tokenizer) = qwen3() else { return };
-    let official = ChatTemplate::load(&temper_config::Template::Model, &Map::new(), &tokenizer).unwrap();
+    let official = ChatTemplate::load(&temper_config::Template::Model, &Map::new(), tokenizer).unwrap();
     let call =
         json!([{"type": "function", "function": {"name": "f", "arguments": {"b": 1.5, "a": null}}}, {"name": "g", "arguments": "{}"}]);
     let conversations = [
@@ -45,7 +45,7 @@ fn our_qwen3_renders_as_the_official_one() {
     for thinking in [json!({}), json!({"enable_thinking": false})] {
         let arguments = thinking.as_object().unwrap();
         let official = ChatTemplate::compile("official", official.source(), arguments, &[]).unwrap();
-        let ours = ChatTemplate::load(&temper_config::Template::Named("qwen3".into()), arguments, &tokenizer).unwrap();
+        let ours = ChatTemplate::load(&temper_config::Template::Named("qwen3".into()), arguments, tokenizer).unwrap();
         for messages in &conversations {
             for tools in [None, Some(json!([{"name": "f", "d": "<&>'"}, {"z": [1, {}]}]))] {
                 for prompt in [false, true] {
