@@ -4,6 +4,8 @@
 //! cannot be told from a null that the row did have. Null members of structs are therefore left out: no null is ever
 //! invented. Nulls that stand in lists or maps are kept. What is left out inside the `arguments` of tool calls is
 //! counted, since there a null may have been meant; `arguments` stored as JSON text are exact.
+//!
+//! Memory: one page of each wanted column (2 GiB at most by the format) and the batch being read.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
