@@ -37,6 +37,16 @@ pub struct SourceStats {
 }
 
 impl SourceStats {
+    /// What checking the masks found, if anything.
+    pub(crate) fn mask_notice(&self) -> Option<String> {
+        let (file, wrong, border) = (self.file.display(), self.mask_mismatches, self.border_tokens);
+        (wrong + border > 0).then(|| {
+            format!(
+                "{file}: {wrong} trained spans do not decode to their text, {border} tokens reach over a border (trained if they start inside)"
+            )
+        })
+    }
+
     /// Counts a bad row and keeps the first ones.
     pub(crate) fn add_bad(&mut self, bad: BadRow) {
         self.bad_rows += 1;

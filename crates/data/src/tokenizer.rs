@@ -207,3 +207,6 @@ fn read_config(folder: &Path) -> Result<Value, Error> {
     }
     Ok(config)
 }
+
+#[cfg(test)]
+mod tests;

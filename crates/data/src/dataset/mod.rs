@@ -75,6 +75,7 @@ impl Dataset {
             samples.push(encoded);
             report.sources.push(stats);
         }
+        report.notices.extend(report.sources.iter().filter_map(SourceStats::mask_notice));
         let content = Content::new(config, samples, &mut report);
         let fingerprint = content.fingerprint(config);
         let dataset = Self { content: Arc::new(content), report, fingerprint, max_bad_rows: config.max_bad_rows };
