@@ -119,8 +119,11 @@ impl Disk {
             Err(e) => return Err(e),
         };
         self.sync_dir(parent)?;
-        self.remove(&aside)?;
-        self.sync_dir(parent)
+        // The new folder is in place; what is left of the old one is only a waste of space.
+        if let Err(e) = self.remove(&aside) {
+            tracing::warn!("{}: what was there before could not be removed: {e}", old.display());
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     disk::{Disk, Hook, list, sibling},
     safetensors::{Item, TensorRef, write_sharded},
     sidecar::is_model_file,
+    store::base_dtype,
 };
 use std::path::{Path, PathBuf};
 use temper_model::param::Param;
@@ -14,7 +15,7 @@ use temper_tensor::{DType, View};
 /// How to export.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// Type of the weights (F32, BF16, F16); none is the one that config.json names, or else their own.
+    /// Type of the weights (F32, BF16, F16); none is the one that the model came in (`dtype` of its config.json), or else F32.
     pub dtype: Option<DType>,
     /// Most bytes of tensors in one file; 5 GB, as transformers.
     pub max_shard_bytes: u64,
@@ -48,7 +49,11 @@ pub fn export_checkpoint(step_dir: &Path, out: &Path, options: &ExportOptions) -
     let folder = WeightsFolder::open(step_dir)?;
     let names: Vec<String> = folder.files().iter().flat_map(|f| f.names_in_order()).map(str::to_string).collect();
     let items = names.into_iter().filter_map(|name| Some(Item { tensor: folder.tensor(&name)?, name })).collect::<Vec<_>>();
-    write_folder(out, &items, &Sidecar::of_folder(step_dir), options)
+    let dtype = match options.dtype {
+        Some(dtype) => Some(dtype),
+        None => base_dtype(step_dir)?,
+    };
+    write_folder(out, &items, &Sidecar::of_folder(step_dir), &ExportOptions { dtype, ..options.clone() })
 }
 
 /// The pieces of the parameters under their names on disk, with a prefix.

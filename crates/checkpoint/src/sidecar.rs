@@ -54,8 +54,7 @@ impl Sidecar {
         let path = self.model_dir.join(CONFIG);
         let config = Object::parse(&path, &read(&path)?)?;
         let named = config.get("dtype").or_else(|| config.get("torch_dtype")).and_then(|v| serde_json::from_str::<String>(v).ok());
-        let known = [DType::F32, DType::BF16, DType::F16, DType::F64];
-        Ok(named.and_then(|n| known.into_iter().find(|d| d.name() == n.trim_start_matches("torch."))))
+        Ok(named.and_then(|n| float_named(n.trim_start_matches("torch."))))
     }
 
     /// Writes the files to `dir`, config.json naming `dtype` as the type of the weights.
@@ -134,6 +133,11 @@ impl Sidecar {
         generation.set("eos_token_id", if eos.len() == 1 { list } else { format!("[{list}]") });
         Ok(Some(generation.text()))
     }
+}
+
+/// The float type of a name such as `bfloat16`.
+pub(crate) fn float_named(name: &str) -> Option<DType> {
+    [DType::F32, DType::BF16, DType::F16, DType::F64].into_iter().find(|d| d.name() == name)
 }
 
 /// One id, several, or none.

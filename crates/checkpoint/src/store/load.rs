@@ -1,12 +1,12 @@
 //! Loading a checkpoint: only what its manifest vouches for.
 
 use super::{Listed, Store, manifest, save, verify};
-use crate::{Error, Result, WeightsFolder};
+use crate::{Error, Result, WeightsFolder, sidecar::float_named};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use temper_model::param::{Param, Piece};
-use temper_tensor::Tensor;
+use temper_tensor::{DType, Tensor};
 
 /// A checkpoint read back, every tensor bit for bit as it was saved.
 pub struct Loaded {
@@ -28,7 +28,25 @@ pub struct Loaded {
 struct StateFile {
     format: u32,
     step: usize,
+    base_dtype: Option<String>,
     state: Value,
+}
+
+impl StateFile {
+    fn read(step_dir: &Path) -> Result<StateFile> {
+        let path = step_dir.join(save::STATE);
+        let text = std::fs::read(&path).map_err(Error::io("read", &path))?;
+        let file: StateFile = serde_json::from_slice(&text).map_err(|e| Error::bad(&path, format!("not a checkpoint's state: {e}")))?;
+        match file.format {
+            manifest::FORMAT => Ok(file),
+            other => Err(Error::bad(&path, format!("format {other}, this version of temper reads {}", manifest::FORMAT))),
+        }
+    }
+}
+
+/// The type that the model had before it was trained, if its config named one.
+pub(crate) fn base_dtype(step_dir: &Path) -> Result<Option<DType>> {
+    Ok(StateFile::read(step_dir)?.base_dtype.as_deref().and_then(float_named))
 }
 
 impl Store {
@@ -98,12 +116,7 @@ fn check(listed: &Listed) -> std::result::Result<(), String> {
 }
 
 fn load(path: &Path, params: &[Param]) -> Result<Loaded> {
-    let state_path = path.join(save::STATE);
-    let text = std::fs::read(&state_path).map_err(Error::io("read", &state_path))?;
-    let file: StateFile = serde_json::from_slice(&text).map_err(|e| Error::bad(&state_path, format!("not a checkpoint's state: {e}")))?;
-    if file.format != manifest::FORMAT {
-        return Err(Error::bad(&state_path, format!("format {}, this version of temper reads {}", file.format, manifest::FORMAT)));
-    }
+    let file = StateFile::read(path)?;
     let weights = tensors(&WeightsFolder::open(path)?, params)?;
     let optimizer = WeightsFolder::open_stem(path, save::OPTIMIZER)?;
     let [exp_avg, exp_avg_sq] = save::MOMENTS.map(|prefix| tensors(&optimizer, &prefixed(params, prefix)));
@@ -112,7 +125,7 @@ fn load(path: &Path, params: &[Param]) -> Result<Loaded> {
 
 /// Reads the parameters in the type they were saved in.
 fn tensors(folder: &WeightsFolder, params: &[Param]) -> Result<Vec<Tensor>> {
-    let dtype = folder.dtype_of(params).unwrap_or(temper_tensor::DType::F32);
+    let dtype = folder.dtype_of(params).unwrap_or(DType::F32);
     Ok(folder.load(params, dtype)?.0)
 }
 

@@ -17,6 +17,7 @@ mod manifest;
 mod save;
 
 pub use load::Loaded;
+pub(crate) use load::base_dtype;
 pub use manifest::{Fault, Manifest, verify};
 pub use save::Saved;
 
@@ -77,7 +78,7 @@ impl Store {
     /// # Errors
     /// [`Error::Bad`] when it is neither.
     pub fn locate(path: &Path) -> Result<Located> {
-        let path = path.canonicalize().map_err(Error::io("find", path))?;
+        let path = path.canonicalize().map_err(|e| Error::bad(path, e.to_string()))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.join(manifest::NAME).is_file() || step_of(&name).is_some() {
             return Ok(Located::Step(path));
@@ -129,15 +130,16 @@ impl Store {
     }
 
     /// Removes old checkpoints: all but the newest `keep_last` (0: none are removed) and those whose step is a multiple of
-    /// `keep_every` (0: no exception). Call it after a save. The checkpoint just saved, the newest whole one, and everything
-    /// that is not whole stay. Returns notices about leftovers of killed saves, which are removed too.
+    /// `keep_every` (0: no exception). The checkpoint that this store saved last always stays, and so does what is not whole.
+    /// Before this store has saved one, none is removed: a look at sizes does not prove that another is good.
+    /// Returns notices about leftovers of killed saves, which are removed too.
     pub fn prune(&self, keep_last: usize, keep_every: usize) -> Result<Vec<String>> {
         let notices = self.clean()?;
         let whole: Vec<Listed> = self.list()?.into_iter().filter(|l| l.fault.is_none()).collect();
-        let just_saved = self.last_saved.load(Ordering::Relaxed).checked_sub(1);
+        let Some(just_saved) = self.last_saved.load(Ordering::Relaxed).checked_sub(1) else { return Ok(notices) };
         let old = if keep_last == 0 { 0 } else { whole.len().saturating_sub(keep_last) };
         for l in whole.into_iter().take(old) {
-            if Some(l.step) != just_saved && !(keep_every > 0 && l.step.is_multiple_of(keep_every)) {
+            if l.step != just_saved && !(keep_every > 0 && l.step.is_multiple_of(keep_every)) {
                 // Renamed first, so that a kill leaves no folder that looks like a damaged checkpoint.
                 let doomed = self.temporary(l.step);
                 self.disk.rename(&l.path, &doomed)?;

@@ -70,8 +70,9 @@ impl Store {
             // Best effort: the error to report is the first one, and the next save tries again.
             let _ = self.disk.remove(&temporary);
         }
+        let bytes = result?;
         self.last_saved.store(step + 1, Ordering::Relaxed);
-        Ok(Saved { step, path, bytes: result? })
+        Ok(Saved { step, path, bytes })
     }
 
     fn fill(
@@ -89,7 +90,9 @@ impl Store {
         let mut files = sidecar.write(disk, dir, dtype)?;
         files.extend(write_sharded(disk, dir, "model", model, None, MAX_SHARD)?);
         files.extend(write_sharded(disk, dir, OPTIMIZER, moments, None, MAX_SHARD)?);
-        let state = json!({ "format": manifest::FORMAT, "step": step, "state": state });
+        // config.json names the type of these weights; an export goes back to the type that the model came in.
+        let base = sidecar.dtype()?.map(DType::name);
+        let state = json!({ "format": manifest::FORMAT, "step": step, "base_dtype": base, "state": state });
         files.push(disk.write(&dir.join(STATE), format!("{state:#}\n").as_bytes())?);
         let bytes = |files: &[Written]| files.iter().map(|f| f.bytes).sum::<u64>();
         let total = bytes(&files);
