@@ -33,7 +33,9 @@ impl Run {
     /// A run with checkpoints at 3, 6 and 9.
     fn with_three() -> Run {
         let run = Run::new();
-        [3, 6, 9].map(|step| run.save(&run.store(), step).unwrap());
+        for step in [3, 6, 9] {
+            run.save(&run.store(), step).unwrap();
+        }
         run
     }
 
@@ -109,7 +111,7 @@ fn odd_values_survive() {
     let params = vec![param("w", &[4], &[("w", &[4])])];
     let odd = vec![[0x7fc0_0001u32, 0x8000_0000, 1, 0xff80_0001].map(f32::from_bits).to_vec()];
     let t = tensors(&params, &odd);
-    let floats: Vec<f64> = (1..2000).map(|i| (i as f64 * 0.7389).exp2().sin() / i as f64).collect();
+    let floats: Vec<f64> = (1..2000).map(|i| (i as f64 * 0.7389).sin() / i as f64).collect();
     run.store().save(1, &params, &views(&t), &views(&t), &views(&t), &json!(floats), &run.side).unwrap();
     let (loaded, _) = run.store().load_latest(&params).unwrap().unwrap();
     for got in [&loaded.weights, &loaded.exp_avg, &loaded.exp_avg_sq] {
@@ -118,93 +120,40 @@ fn odd_values_survive() {
     assert_eq!(serde_json::from_value::<Vec<f64>>(loaded.state).unwrap(), floats);
 }
 
+fn edit(f: PathBuf, change: impl Fn(&mut Vec<u8>)) -> PathBuf {
+    let mut bytes = fs::read(&f).unwrap();
+    change(&mut bytes);
+    fs::write(&f, bytes).unwrap();
+    f
+}
+
+/// One bit of the byte three quarters into the file.
+fn flip(bytes: &mut Vec<u8>) {
+    let i = bytes.len() * 3 / 4;
+    bytes[i] ^= 16;
+}
+
+fn gone(f: PathBuf) -> PathBuf {
+    fs::remove_file(&f).unwrap();
+    f
+}
+
 /// The faults of a public report: damage to one file of the newest checkpoint.
 #[test]
 fn every_damage_is_named_and_passed_over() {
     let big = |dir: &Path| snapshot(dir).into_iter().max_by_key(|f| f.1.len()).map(|f| dir.join(f.0)).unwrap();
     let small = |dir: &Path| snapshot(dir).into_iter().min_by_key(|f| f.1.len()).map(|f| dir.join(f.0)).unwrap();
     type Damage<'a> = Box<dyn Fn(&Path) -> PathBuf + 'a>;
-    let edit = |f: &Path, change: &dyn Fn(&mut Vec<u8>)| {
-        let mut bytes = fs::read(f).unwrap();
-        change(&mut bytes);
-        fs::write(f, bytes).unwrap();
-    };
     let faults: Vec<(&str, Damage)> = vec![
-        (
-            "cut",
-            Box::new(|d| {
-                let f = big(d);
-                edit(&f, &|b| b.truncate(b.len() - 64));
-                f
-            }),
-        ),
-        (
-            "flipped-byte",
-            Box::new(|d| {
-                let f = big(d);
-                edit(&f, &|b| {
-                    let i = b.len() * 3 / 4;
-                    b[i] ^= 16
-                });
-                f
-            }),
-        ),
-        (
-            "zero-length",
-            Box::new(|d| {
-                let f = big(d);
-                edit(&f, &|b| b.clear());
-                f
-            }),
-        ),
-        (
-            "file-gone",
-            Box::new(|d| {
-                let f = big(d);
-                fs::remove_file(&f).unwrap();
-                f
-            }),
-        ),
-        (
-            "small-file-gone",
-            Box::new(|d| {
-                let f = small(d);
-                fs::remove_file(&f).unwrap();
-                f
-            }),
-        ),
-        (
-            "flipped-state",
-            Box::new(|d| {
-                let f = d.join("state.json");
-                edit(&f, &|b| b[20] ^= 1);
-                f
-            }),
-        ),
-        (
-            "manifest-cut",
-            Box::new(|d| {
-                let f = d.join("manifest.json");
-                edit(&f, &|b| b.truncate(40));
-                f
-            }),
-        ),
-        (
-            "manifest-gone",
-            Box::new(|d| {
-                let f = d.join("manifest.json");
-                fs::remove_file(&f).unwrap();
-                f
-            }),
-        ),
-        (
-            "empty-dir",
-            Box::new(|d| {
-                fs::remove_dir_all(d).unwrap();
-                fs::create_dir(d).unwrap();
-                d.to_path_buf()
-            }),
-        ),
+        ("cut", Box::new(|d| edit(big(d), |b| b.truncate(b.len() - 64)))),
+        ("flipped-byte", Box::new(|d| edit(big(d), flip))),
+        ("zero-length", Box::new(|d| edit(big(d), Vec::clear))),
+        ("file-gone", Box::new(|d| gone(big(d)))),
+        ("small-file-gone", Box::new(|d| gone(small(d)))),
+        ("flipped-state", Box::new(|d| edit(d.join("state.json"), flip))),
+        ("manifest-cut", Box::new(|d| edit(d.join("manifest.json"), |b| b.truncate(40)))),
+        ("manifest-gone", Box::new(|d| gone(d.join("manifest.json")))),
+        ("empty-dir", Box::new(|d| snapshot(d).into_keys().map(|f| gone(d.join(f))).last().map(|_| d.to_path_buf()).unwrap())),
     ];
     for (fault, damage) in faults {
         let run = Run::with_three();
@@ -220,13 +169,13 @@ fn every_damage_is_named_and_passed_over() {
         assert!(run.store().load(9, &run.params).err().unwrap().to_string().contains(&*file.to_string_lossy()), "{fault}");
         assert!(store::verify(&run.store().step_dir(6)).is_ok());
         run.store().prune(1, 0).unwrap();
-        assert!(run.store().step_dir(9).exists() && run.store().step_dir(6).exists() && !run.store().step_dir(3).exists(), "{fault}");
-        run.assert_latest(6);
-        assert_eq!(
-            before.iter().filter(|f| f.0.starts_with("checkpoints/step-000009")).count(),
-            names(&run.store().step_dir(9)).len(),
-            "{fault}"
-        );
+        assert_eq!(snapshot(&run.dir()), before, "{fault}: nothing is deleted");
+        // The run goes on: the next save is good, and what is plainly damaged is still there to look at.
+        let store = run.store();
+        run.save(&store, 12).unwrap();
+        store.prune(1, 0).unwrap();
+        assert!(run.store().step_dir(9).exists() || fault.starts_with("flipped"), "{fault}");
+        run.assert_latest(12);
     }
 }
 
@@ -318,8 +267,9 @@ fn a_kill_at_any_operation_of_a_save_costs_nothing() {
         run.assert_is(&loaded, loaded.step);
         committed += usize::from(loaded.step == 6);
         // The run goes on as if nothing had happened, and nothing stays behind.
-        run.save(&run.store(), 6).unwrap();
-        run.store().prune(1, 0).unwrap();
+        let store = run.store();
+        run.save(&store, 6).unwrap();
+        store.prune(1, 0).unwrap();
         assert!(run.assert_latest(6).is_empty());
         assert_eq!(fs::read_dir(run.store().dir()).unwrap().count(), 1);
     }
