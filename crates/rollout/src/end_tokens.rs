@@ -42,12 +42,12 @@ pub fn end_tokens(files: EndTokenFiles, token_id: &dyn Fn(&str) -> Option<u32>, 
             }
         }
     }
-    if found.ids.is_empty() {
-        if let Some(token) = tokenizer_eos(files.tokenizer_config)? {
-            match token_id(&token) {
-                Some(id) => found.add(u64::from(id), "tokenizer_config.json", vocab),
-                None => found.notices.push(format!("tokenizer_config.json: eos_token {token:?} is not in the tokenizer; ignored")),
-            }
+    if found.ids.is_empty()
+        && let Some(token) = tokenizer_eos(files.tokenizer_config)?
+    {
+        match token_id(&token) {
+            Some(id) => found.add(u64::from(id), "tokenizer_config.json", vocab),
+            None => found.notices.push(format!("tokenizer_config.json: eos_token {token:?} is not in the tokenizer; ignored")),
         }
     }
     if let Some(id) = turn_end.and_then(|text| token_id(text.trim_end())) {

@@ -67,7 +67,7 @@ pub struct Choice {
     pub log_prob: f64,
 }
 
-/// Draws token `index` of an answer from `logits`, [V]. `history` is prompt and answer so far, for the repetition penalty.
+/// Draws token `index` of an answer from `logits`, of length V. `history` is prompt and answer so far, for the repetition penalty.
 ///
 /// # Errors
 /// When no distribution follows from the logits: a NaN, plus infinity, or nothing above minus infinity. Minus infinity bans a token.

@@ -131,6 +131,21 @@ fn draws_depend_on_seed_stream_and_index_only() {
 }
 
 #[test]
+fn neighbouring_draws_are_independent() {
+    let logits = [0.7, 0.0, -0.4];
+    let p = softmax(&logits);
+    const DRAWS: usize = 40_000;
+    let drawn: Vec<usize> = (0..=DRAWS).map(|i| sample(&logits, &hot(1.0), &[], i).unwrap().token as usize).collect();
+    for (a, b) in (0..9).map(|i| (i / 3, i % 3)) {
+        let share = drawn.windows(2).filter(|w| w[0] == a && w[1] == b).count() as f64 / DRAWS as f64;
+        let expected = p[a] * p[b];
+        // Overlapping pairs are correlated, which at most doubles the variance of the share.
+        let bound = 5.0 * (2.0 * expected * (1.0 - expected) / DRAWS as f64).sqrt();
+        assert!((share - expected).abs() <= bound, "pair {a}, {b}: {share}, expected {expected}");
+    }
+}
+
+#[test]
 fn settings_outside_their_range_are_named() {
     let bad = [
         (Sampling { temperature: -0.1, ..hot(1.0) }, "temperature"),
