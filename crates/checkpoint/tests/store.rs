@@ -276,6 +276,31 @@ fn a_kill_at_any_operation_of_a_save_costs_nothing() {
     assert!(committed > 3 && committed < all / 2, "{committed} of {all}");
 }
 
+/// What a power cut could lose is on disk before the name that vouches for it.
+#[test]
+fn everything_is_synced_before_the_rename_and_the_rename_after() {
+    let run = Run::new();
+    let ops = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let record = ops.clone();
+    let hook = Hook::new(move |op| {
+        record.lock().unwrap().push((op.action, op.path.to_path_buf()));
+        Ok(())
+    });
+    run.save(&run.store().with_hook(hook), 3).unwrap();
+    let ops = ops.lock().unwrap();
+    let rename = ops.iter().position(|o| o.0 == "rename").unwrap();
+    let (before, after) = ops.split_at(rename);
+    let last = |action: &str, path: &Path| before.iter().rposition(|o| o.0 == action && o.1 == path);
+    for (_, path) in before.iter().filter(|o| o.0 == "write") {
+        assert!(last("sync", path) > last("write", path), "{}", path.display());
+    }
+    let folder = before.iter().find(|o| o.0 == "write").unwrap().1.parent().unwrap();
+    assert!(last("sync", folder) > before.iter().rposition(|o| o.0 == "create"));
+    let manifest = before.iter().rposition(|o| o.0 == "create").unwrap();
+    assert!(before[manifest].1.ends_with("manifest.json"), "the manifest is written last");
+    assert!(after.iter().any(|o| o.0 == "sync" && o.1 == run.store().dir()));
+}
+
 #[test]
 fn saving_a_step_again_replaces_it_in_one_operation() {
     let run = Run::with_three();
