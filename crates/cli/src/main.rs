@@ -1,10 +1,13 @@
 //! `temper`: the command line. Owns stdout, exit codes and the wiring of sinks; everything else is in the libraries.
 
+#![deny(clippy::print_stdout)] // panics when the reader is gone; use `out::say`
+
 mod args;
 mod checkpoint;
 mod data;
 mod exit;
 mod generate;
+mod out;
 mod sft;
 mod table;
 mod verify;
