@@ -128,7 +128,7 @@ fn edit(f: PathBuf, change: impl Fn(&mut Vec<u8>)) -> PathBuf {
 }
 
 /// One bit of the byte three quarters into the file.
-fn flip(bytes: &mut Vec<u8>) {
+fn flip(bytes: &mut [u8]) {
     let i = bytes.len() * 3 / 4;
     bytes[i] ^= 16;
 }
@@ -146,14 +146,20 @@ fn every_damage_is_named_and_passed_over() {
     type Damage<'a> = Box<dyn Fn(&Path) -> PathBuf + 'a>;
     let faults: Vec<(&str, Damage)> = vec![
         ("cut", Box::new(|d| edit(big(d), |b| b.truncate(b.len() - 64)))),
-        ("flipped-byte", Box::new(|d| edit(big(d), flip))),
+        ("flipped-byte", Box::new(|d| edit(big(d), |b| flip(b)))),
         ("zero-length", Box::new(|d| edit(big(d), Vec::clear))),
         ("file-gone", Box::new(|d| gone(big(d)))),
         ("small-file-gone", Box::new(|d| gone(small(d)))),
-        ("flipped-state", Box::new(|d| edit(d.join("state.json"), flip))),
+        ("flipped-state", Box::new(|d| edit(d.join("state.json"), |b| flip(b)))),
         ("manifest-cut", Box::new(|d| edit(d.join("manifest.json"), |b| b.truncate(40)))),
         ("manifest-gone", Box::new(|d| gone(d.join("manifest.json")))),
-        ("empty-dir", Box::new(|d| snapshot(d).into_keys().map(|f| gone(d.join(f))).last().map(|_| d.to_path_buf()).unwrap())),
+        (
+            "empty-dir",
+            Box::new(|d| {
+                snapshot(d).into_keys().for_each(|f| drop(gone(d.join(f))));
+                d.to_path_buf()
+            }),
+        ),
     ];
     for (fault, damage) in faults {
         let run = Run::with_three();
