@@ -28,7 +28,7 @@ impl Heads {
         let [t, nq, d] = op.dims("q", q)?;
         let [_, nk, _] = op.dims("k", k)?;
         op.shape("k", k, &[t, nk, d])?;
-        op.require(d % 2 == 0, "q", q, "an even head size")?;
+        op.require(d.is_multiple_of(2), "q", q, "an even head size")?;
         Ok((t, Heads { nq, nk, d }))
     }
     fn width(self) -> usize {
