@@ -75,6 +75,13 @@ fn a_bfloat16_export_comes_back_close() {
     let key = ["checkpoint.export_dtype=bfloat16", "train.steps=1", "optim.lr=0.0"];
     case.sft("config.toml", &key).ok();
     assert_eq!(fs::read(case.path("run/hf/model.safetensors")).unwrap(), fs::read(case.path("half/model.safetensors")).unwrap());
+    // A model that came in bfloat16 goes out so, although its checkpoints are float32.
+    case.sft("config.toml", &["model.path=half", "train.steps=1", "optim.lr=0.0"]).ok();
+    case.temper(&["checkpoint", "export", "run", "--out", "again"]).ok();
+    for export in ["run/hf", "again"] {
+        assert!(safetensors::read(&case.path(export).join("model.safetensors")) == half, "{export}");
+    }
+    assert_eq!(safetensors::read(&case.path("run/checkpoints/step-000001/model.safetensors"))["lm_head.weight"].dtype, "F32");
     case.sft("config.toml", &["checkpoint.export=false", "train.steps=1"]).ok();
     assert!(!case.has("run/hf"));
 }

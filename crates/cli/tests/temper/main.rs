@@ -1,5 +1,6 @@
 //! The binary from outside: every command, exit code and file as a user meets them.
 
+mod architectures;
 mod arguments;
 mod behaviour;
 mod damage;

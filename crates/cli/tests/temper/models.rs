@@ -5,9 +5,11 @@ use crate::support::{Case, Done, HERE, names};
 use serde_json::Value;
 use std::path::PathBuf;
 
-const FIXTURES: [&str; 6] = ["llama", "qwen2", "qwen3_dense", "qwen3_dense_tied", "qwen3_moe", "qwen3_moe_sparse_step"];
+/// Models of all architectures, each of 320 rows, with the values of transformers.
+pub const FIXTURES: [&str; 6] = ["llama", "qwen2", "qwen3_dense", "qwen3_dense_tied", "qwen3_moe", "qwen3_moe_sparse_step"];
 
-fn fixture(name: &str) -> PathBuf {
+/// The folder of one of them.
+pub fn fixture(name: &str) -> PathBuf {
     PathBuf::from(HERE).join("../model/tests/fixtures").join(name)
 }
 
