@@ -83,7 +83,7 @@ impl Run {
             let (loaded, said) = load_checkpoint(&store, begin, &trainer)?;
             notices.extend(said);
             state = resume(loaded, state, config, &mut trainer, &mut notices)?;
-        } else if let Some(old) = run_dir::start(&config.log.dir)? {
+        } else if let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
             notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
         }
         run_dir::write_config(&config.log.dir, &resolved)?;
@@ -140,6 +140,13 @@ impl Run {
             extra_eos: self.turn_end.into_iter().collect(),
         }
     }
+}
+
+/// The files and folders that a run reads.
+fn inputs<'a>(resolved: &'a Resolved, source: &'a Source) -> Vec<&'a Path> {
+    let data = &resolved.config.data;
+    let files = data.train.iter().chain(&data.eval).map(|s| s.path.as_path());
+    [resolved.origin.as_path(), &source.model_dir, &source.tokenizer_dir].into_iter().chain(files).collect()
 }
 
 /// What was left out of the data, with counts: nothing is dropped in silence.

@@ -51,7 +51,8 @@ fn mistakes_in_the_configuration_are_named_with_their_remedy() {
     case.sft("typo.toml", &[]).exits(2).says(&["typo.toml:5", "data.seqlen", "data.seq_len"]);
     case.write("broken.toml", "[model\n");
     case.sft("broken.toml", &[]).exits(2).says(&["broken.toml"]);
-    case.sft("absent.toml", &[]).exits(2).says(&["absent.toml"]);
+    let absent = case.sft("absent.toml", &[]).exits(2).says(&["absent.toml", "No such file"]);
+    assert_eq!(absent.stderr.matches("No such file").count(), 1, "a cause is told once: {absent:?}");
     assert!(!case.has("run"));
 }
 

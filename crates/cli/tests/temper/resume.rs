@@ -157,6 +157,23 @@ fn a_new_run_moves_an_older_one_aside() {
     assert_eq!(case.steps("run.2").len(), 2);
 }
 
+/// Training further from a run's own export, or with the data in the run folder: moving it aside would take them along.
+#[test]
+fn a_run_folder_with_the_inputs_in_it_is_not_moved_aside() {
+    let case = Case::tiny();
+    case.sft("config.toml", &["train.steps=1"]).ok();
+    copy(&case.path("chat.jsonl"), &case.path("run/chat.jsonl"));
+    let before = contents(&case.path("run"));
+    for (set, said) in [("model.path=run/hf", "run/hf"), ("data.train=[\"run/chat.jsonl\"]", "run/chat.jsonl")] {
+        case.sft("config.toml", &[set]).exits(2).says(&["log.dir", "move aside", said]);
+    }
+    assert!(before == contents(&case.path("run")) && !case.has("run.1"));
+    case.sft("config.toml", &["model.path=run/hf", "log.dir=further", "train.steps=1"]).ok();
+
+    case.sft("config.toml", &["log.dir=.", "train.steps=1"]).ok();
+    case.sft("config.toml", &["log.dir=.", "train.steps=1"]).exits(2).says(&["log.dir", "config.toml"]);
+}
+
 #[test]
 fn the_newest_checkpoints_and_multiples_are_kept() {
     let case = Case::tiny();
