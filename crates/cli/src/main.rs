@@ -32,8 +32,8 @@ fn main() -> ExitCode {
 }
 
 /// The backend of this process, chosen once.
-fn backend(threads: usize) -> Arc<dyn Ops> {
-    Arc::new(Cpu::new(threads))
+fn backend(threads: u16) -> Arc<dyn Ops> {
+    Arc::new(Cpu::new(threads.into()))
 }
 
 /// Logs go to stderr; `TEMPER_LOG=debug` shows more.

@@ -25,7 +25,10 @@ pub fn run(args: &Sft, ops: Arc<dyn Ops>, started: Instant) -> anyhow::Result<()
     let mut sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
     train(&mut run, &mut sinks)?;
     if let Some(prompt) = run.config().log.sample_prompt.clone() {
-        reply(&run, &prompt)?;
+        // The run is done and saved: a prompt that cannot be answered does not make it fail.
+        if let Err(error) = reply(&run, &prompt) {
+            eprintln!("note: log.sample_prompt is not answered: {error}");
+        }
     }
     Ok(whereabouts(&run)?)
 }

@@ -1,6 +1,11 @@
 //! `temper verify`
 
-use crate::{args::Verify, exit::Negative, out::say, table::Table};
+use crate::{
+    args::Verify,
+    exit::{BadInput, Negative},
+    out::say,
+    table::Table,
+};
 use std::{io, path::Path, sync::Arc};
 use temper_checkpoint::resolve_model;
 use temper_tensor::Ops;
@@ -8,6 +13,7 @@ use temper_train::verify::{Report, verify};
 
 /// Compares and prints; fails past the tolerance.
 pub fn run(args: &Verify, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
+    std::fs::metadata(&args.golden).map_err(|e| BadInput(format!("--golden {}: {e}", args.golden.display())))?;
     let folder = resolve_model(&args.model, Path::new(""), "main", true)?;
     let report = verify(&folder, &args.golden, ops)?;
     if args.json {
