@@ -24,6 +24,7 @@ fn every_command_explains_itself() {
     }
     case.temper(&["--version"]).ok().says(&["temper "]);
     case.temper(&[]).exits(2).says(&["Usage: temper"]);
+    case.temper(&["sft", "config.toml", "--threads", "100000"]).exits(2).says(&["--threads", "1024"]);
     case.temper(&["stf"]).exits(2).says(&["'stf'", "Usage: temper"]);
 }
 

@@ -142,6 +142,35 @@ fn evaluation_runs_before_during_and_after() {
 }
 
 #[test]
+fn evaluation_of_nothing_is_not_passed_over() {
+    let case = Case::tiny();
+    case.write("masked.jsonl", &format!("{}\n", TWO_TURNS.replace("\"role\": \"assistant\"", "\"loss\": 0, \"role\": \"assistant\"")));
+    case.sft("config.toml", &["data.eval=[\"masked.jsonl\"]"]).exits(2).says(&["data.eval: ", "data.seq_len = 256"]);
+    assert!(!case.has("run"));
+    case.sft("config.toml", &["data.eval_split=0.001"]).ok();
+    let evals = case.events("run").iter().filter(|e| e["event"] == "eval").count();
+    assert!(evals > 0 || case.notices("run").contains("data.eval_split = 0.001 holds no sample out"));
+}
+
+#[test]
+fn samples_beyond_the_models_positions_are_mentioned() {
+    let case = Case::tiny();
+    let row = TWO_TURNS.replace("\"two\"", &format!("\"{}\"", "two ".repeat(300)));
+    case.write("rows.jsonl", &format!("{row}\n"));
+    let long = ["data.train=[\"rows.jsonl\"]", "data.seq_len=4096", "train.steps=1", "train.global_batch=1", "train.micro_batch=1"];
+    case.sft("config.toml", &long).ok().says(&["the model was made for 512"]);
+    case.sft("config.toml", &[&long[..], &["data.seq_len=512"]].concat()).ok();
+    assert!(!case.notices("run").contains("made for"));
+}
+
+#[test]
+fn a_prompt_that_cannot_be_answered_does_not_fail_the_run() {
+    let case = Case::tiny();
+    let prompt = format!("log.sample_prompt={}", "river ".repeat(600));
+    case.sft("config.toml", &["train.steps=1", &prompt]).ok().says(&["log.sample_prompt is not answered", "512", "checkpoints"]);
+}
+
+#[test]
 fn over_long_samples_follow_the_policy_and_are_counted() {
     let case = Case::tiny();
     let run = |policy: &str| {

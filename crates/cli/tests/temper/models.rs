@@ -92,6 +92,7 @@ fn a_golden_file_may_hold_any_subset() {
     }
     let nothing = changed(&case, |golden| golden.retain(|name, _| ["input_ids", "labels"].contains(&name.as_str())));
     assert_eq!(nothing.exits(1).json()["passes"], false);
+    compare(&case, "../common/tiny-qwen3", "absent.safetensors", &[]).exits(2).says(&["--golden absent.safetensors"]);
     changed(&case, |golden| golden.retain(|name, _| name == "logits")).exits(2).says(&["changed.safetensors", "input_ids"]);
 }
 
