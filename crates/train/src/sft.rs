@@ -3,6 +3,7 @@
 use crate::events::{End, Eval, Event, Notice, Saved, Sink, Start, Step};
 use crate::measure::{Flops, peak_memory};
 use crate::run::Run;
+use crate::step::StepResult;
 use crate::{Error, Result, guard};
 use std::time::Instant;
 use temper_config::OnNonFinite;
@@ -27,38 +28,14 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         let lr = run.schedule.at(step);
         let done = run.trainer.step(&batch, lr)?;
         if !done.updated {
-            let found = guard::diagnose(run, step, &batch, &done)?;
-            if run.config().train.on_non_finite == OnNonFinite::Stop {
-                return Err(Error::NonFinite(found));
-            }
-            run.state.skipped += 1;
-            sink.event(&Event::Notice(Notice { message: format!("{found} Update skipped"), count: Some(run.state.skipped) }));
+            skip_or_stop(run, step, &batch, &done, sink)?;
         }
         run.state.step = step;
         run.state.updates = run.trainer.optimizer.updates;
         run.state.lr = lr;
-
-        let wall_s = clock.elapsed().as_secs_f64();
-        let model_tflops = flops.of(lengths(&batch)) / wall_s / 1e12;
         end.tokens += batch.tokens() as u64;
         end.loss = done.loss;
-        sink.event(&Event::Step(Step {
-            step,
-            epoch: batch.epoch,
-            loss: done.loss,
-            aux_loss: done.aux_loss,
-            z_loss: done.z_loss,
-            grad_norm: done.grad_norm,
-            lr,
-            tokens: batch.tokens(),
-            trained_tokens: batch.trained_tokens(),
-            tokens_per_s: batch.tokens() as f64 / wall_s,
-            model_tflops,
-            mfu: None,
-            mem_peak_bytes: peak_memory(),
-            wall_s,
-            skipped: !done.updated,
-        }));
+        sink.event(&Event::Step(step_event(step, &batch, &done, lr, &flops, clock.elapsed().as_secs_f64())));
 
         let last = step == run.state.steps;
         if due(step, run.config().train.eval_every) || last {
@@ -74,6 +51,37 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     (end.step, end.skipped, end.wall_s) = (run.state.step, run.state.skipped, began.elapsed().as_secs_f64());
     sink.event(&Event::End(end.clone()));
     Ok(end)
+}
+
+/// What a NaN or infinity does: ends the run, or is counted.
+fn skip_or_stop(run: &mut Run, step: usize, batch: &StepBatch, done: &StepResult, sink: &mut dyn Sink) -> Result<()> {
+    let found = guard::diagnose(run, step, batch, done)?;
+    if run.config().train.on_non_finite == OnNonFinite::Stop {
+        return Err(Error::NonFinite(found));
+    }
+    run.state.skipped += 1;
+    sink.event(&Event::Notice(Notice { message: format!("{found} Update skipped"), count: Some(run.state.skipped) }));
+    Ok(())
+}
+
+fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops: &Flops, wall_s: f64) -> Step {
+    Step {
+        step,
+        epoch: batch.epoch,
+        loss: done.loss,
+        aux_loss: done.aux_loss,
+        z_loss: done.z_loss,
+        grad_norm: done.grad_norm,
+        lr,
+        tokens: batch.tokens(),
+        trained_tokens: batch.trained_tokens(),
+        tokens_per_s: batch.tokens() as f64 / wall_s,
+        model_tflops: flops.of(lengths(batch)) / wall_s / 1e12,
+        mfu: None,
+        mem_peak_bytes: peak_memory(),
+        wall_s,
+        skipped: !done.updated,
+    }
 }
 
 /// A run that is resumed after its last step: nothing to train, but the export is made if it is missing.
