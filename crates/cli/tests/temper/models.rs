@@ -75,7 +75,7 @@ fn one_wrong_golden_number_is_found() {
             .as_array()
             .unwrap()
             .iter()
-            .filter(|i| !(i["error"].as_f64().unwrap_or(1.0) <= 1e-4))
+            .filter(|i| i["error"].as_f64().is_none_or(|e| e > 1e-4))
             .map(|i| i["name"].as_str().unwrap())
             .collect();
         assert_eq!(wrong, [item]);

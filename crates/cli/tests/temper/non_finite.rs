@@ -23,8 +23,8 @@ fn a_nan_stops_the_run_and_is_located() {
     let done = case.sft("config.toml", &["model.path=broken", "train.shuffle=false"]).exits(1);
     done.says(&["step 1: ", "layers.1", "chat.jsonl:1,", "chat.jsonl:2.", "train.on_non_finite"]);
     assert_eq!(case.steps("run").len(), 0);
-    assert_eq!(case.has("run/hf"), false);
-    assert_eq!(case.has("run/checkpoints"), false);
+    assert!(!case.has("run/hf"));
+    assert!(!case.has("run/checkpoints"));
 }
 
 #[test]
