@@ -1,1 +1,40 @@
-fn main() {}
+//! `temper`: the command line. Owns stdout, exit codes and the wiring of sinks; everything else is in the libraries.
+
+mod args;
+mod checkpoint;
+mod data;
+mod exit;
+mod generate;
+mod sft;
+mod table;
+mod verify;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::{process::ExitCode, sync::Arc, time::Instant};
+use temper_tensor::{Ops, cpu::Cpu};
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let cli = Cli::parse();
+    init_logs();
+    let result = match cli.command {
+        Command::Sft(args) => sft::run(&args, backend(cli.threads), started),
+        Command::Data(args) => data::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
+        Command::Generate(args) => generate::run(&args, backend(cli.threads)),
+        Command::Verify(args) => verify::run(&args, backend(cli.threads)),
+    };
+    exit::code(result)
+}
+
+/// The backend of this process, chosen once.
+fn backend(threads: usize) -> Arc<dyn Ops> {
+    Arc::new(Cpu::new(threads))
+}
+
+/// Logs go to stderr; `TEMPER_LOG=debug` shows more.
+fn init_logs() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("TEMPER_LOG").unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).init();
+}

@@ -1,4 +1,4 @@
-//! [`Arch`]: what a Hugging Face `config.json` says about a network.
+//! [`Arch`]: what a Hugging Face `config.json` says about a network. Read by `hf`, checked there.
 
 use serde::Serialize;
 

@@ -1,5 +1,11 @@
-//! [`Config`]: the sections of a training configuration file, with their defaults.
+//! [`Config`]: the sections of a training configuration file. A declaration here is the struct that the code reads, the
+//! parser, and the entry of `docs/CONFIG.md`.
 
+use crate::choices::*;
+use crate::error::Result;
+use crate::keys;
+use crate::section::{Key, Reader, Section, section};
+use crate::spec::{Bounds, choice, choice_or, count, flag, float, integer, name, path, text};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -14,19 +20,11 @@ pub struct Config {
     pub train: Train,
     /// `[optim]`
     pub optim: Optim,
+    /// `[parallel]`
+    pub parallel: Parallel,
     /// `[precision]`
     pub precision: Precision,
-    /// A floating-point type as the configuration names it (`float32` or `f32`, `bfloat16` or `bf16`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FloatType {
-    /// 32 bits.
-    Float32,
-    /// 16 bits, 8 of exponent.
-    Bfloat16,
-}
-
-/// `[memory]`
+    /// `[memory]`
     pub memory: Memory,
     /// `[checkpoint]`
     pub checkpoint: Checkpoint,
@@ -34,56 +32,173 @@ pub enum FloatType {
     pub log: Log,
 }
 
-/// `[model]`: what is trained.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Model {
-    /// Folder with config.json and weights, or a Hub id `owner/name`.
-    pub path: String,
-    /// Folder with tokenizer files, when not the model's own.
-    pub tokenizer: Option<String>,
-    /// Hub revision (branch, tag or commit); "main".
-    pub revision: String,
-    /// Where the weights come from.
-    pub init: InitFrom,
+/// Most steps, epochs and sequences that make sense; keeps products inside 64 bits.
+const MANY: usize = 1_000_000_000;
+/// Longest sequence.
+const LONGEST: usize = 1 << 24;
+
+section! {
+    /// What is trained.
+    "model" Model {
+        /// Folder with `config.json` and weights, or a Hub id `owner/name`. A folder next to the configuration file wins.
+        path: String = name();
+        /// Folder (or Hub id) with tokenizer files, when not the model's own.
+        tokenizer: Option<String> = name().optional("the model's own");
+        /// Hub revision: branch, tag or commit.
+        revision: String = keys::revision();
+        /// Where the weights come from.
+        init: InitFrom = choice(InitFrom::Pretrained);
+    }
 }
 
-/// `model.init`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InitFrom {
-    /// The weights in the folder.
-    Pretrained,
-    /// Random, from config.json alone.
-    Random,
+section! {
+    /// What it is trained on.
+    "data" Data {
+        /// Training files: `["a.jsonl"]`, or `[{ path = "a.jsonl", weight = 2.0 }]` to see each sample of a file twice an epoch (0.5: every second one).
+        train: Vec<Source> = keys::sources(true);
+        /// Evaluation files.
+        eval: Vec<Source> = keys::sources(false);
+        /// Share of the training samples held out for evaluation when `eval` is empty.
+        eval_split: f64 = float(0.0, Bounds::below(0.0, 1.0));
+        /// Chat template: the model's own, a built-in one, or a Jinja file.
+        template: Template = keys::template();
+        /// Extra variables for the template, e.g. `{ enable_thinking = false }`.
+        template_args: serde_json::Map<String, serde_json::Value> = keys::template_args();
+        /// Longest sequence in tokens.
+        seq_len: usize = count(2048, 2..=LONGEST);
+        /// Put several samples into one sequence of `seq_len` (best fit; attention does not cross samples).
+        packing: bool = flag(false);
+        /// Which turns are trained.
+        loss: LossOn = choice(LossOn::Assistant);
+        /// What happens to samples longer than `seq_len`.
+        over_long: OverLong = choice(OverLong::Truncate);
+        /// Share of bad rows above which the run stops.
+        max_bad_rows: f64 = float(0.01, Bounds::within(0.0, 1.0));
+        /// Folder of the cache of tokenised data; "" switches the cache off.
+        cache_dir: Option<PathBuf> = keys::cache_dir();
+        /// Threads for reading and tokenising; 0 takes all cores.
+        workers: usize = count(0, 0..=4096);
+    }
 }
 
-/// `[data]`: what it is trained on.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Data {
-    /// Training files; `train = ["a.jsonl"]` or `train = [{ path = "a.jsonl", weight = 2.0 }]`.
-    pub train: Vec<Source>,
-    /// Evaluation files.
-    pub eval: Vec<Source>,
-    /// Share of the training samples held out for evaluation when `eval` is empty; `eval_split`, 0.
-    pub eval_split: f64,
-    /// Chat template: the model's own, a named one, or a `.jinja` file.
-    pub template: Template,
-    /// Extra variables for the template, e.g. `template_args = { enable_thinking = false }`.
-    pub template_args: serde_json::Map<String, serde_json::Value>,
-    /// Longest sequence in tokens; 2048.
-    pub seq_len: usize,
-    /// Several samples to a sequence of `seq_len` (best fit, attention does not cross samples); false.
-    pub packing: bool,
-    /// Which turns are trained.
-    pub loss: LossOn,
-    /// What happens to samples longer than `seq_len`.
-    pub over_long: OverLong,
-    /// Share of bad rows above which training stops; `max_bad_rows`, 0.01.
-    pub max_bad_rows: f64,
-    /// Cache of tokenised data; none switches it off. `cache_dir = ""` is none; default `$XDG_CACHE_HOME/temper` or `~/.cache/temper`.
-    pub cache_dir: Option<PathBuf>,
-    /// Threads for reading and tokenising; 0 = all cores.
-    pub workers: usize,
+section! {
+    /// How long and in what batches.
+    "train" Train {
+        /// Optimizer steps; give this or `epochs`.
+        steps: Option<usize> = count(0, 1..=MANY).optional("as `epochs` says");
+        /// Passes over the data; give this or `steps`.
+        epochs: Option<f64> = float(1.0, Bounds::above(0.0, 1e6)).optional("1.0 when `steps` is absent too");
+        /// Sequences per optimizer step.
+        global_batch: usize = count(8, 1..=1 << 20);
+        /// Sequences per forward pass; divides `global_batch`.
+        micro_batch: usize = count(1, 1..=1 << 20);
+        /// Seed of shuffling and initialisation.
+        seed: u64 = integer(42, 0..=u64::MAX);
+        /// Shuffle the samples of each epoch.
+        shuffle: bool = flag(true);
+        /// What the loss is a mean over.
+        loss_reduction: LossReduction = choice(LossReduction::Token);
+        /// Load-balancing loss of mixture-of-experts models.
+        aux_loss: AuxLoss = choice(AuxLoss::Auto);
+        /// Coefficient of the load-balancing loss.
+        aux_loss_coef: Option<f64> = float(0.0, Bounds::within(0.0, 1e3)).optional("the model's `router_aux_loss_coef`");
+        /// Coefficient of the router z-loss.
+        z_loss_coef: f64 = float(0.0, Bounds::within(0.0, 1e3));
+        /// Evaluate every so many steps; 0 only at the end, when there is evaluation data.
+        eval_every: usize = count(0, 0..=MANY);
+        /// Most sequences of an evaluation; 0 takes all.
+        eval_sequences: usize = count(0, 0..=MANY);
+        /// What a NaN or infinite loss or gradient does.
+        on_non_finite: OnNonFinite = choice(OnNonFinite::Stop);
+    }
+}
+
+section! {
+    /// AdamW and the learning rate.
+    "optim" Optim {
+        /// Peak learning rate.
+        lr: f64 = float(1e-5, Bounds::within(0.0, 10.0));
+        /// Lowest learning rate of the schedule; at most `lr`.
+        min_lr: f64 = float(0.0, Bounds::within(0.0, 10.0));
+        /// Shape of the schedule.
+        schedule: Schedule = choice(Schedule::Cosine);
+        /// Linear warm-up: steps (integer), or share of all steps (fraction below 1).
+        warmup: Span = keys::span(Span::Fraction(0.03));
+        /// Final decay of `wsd`: steps (integer), or share of all steps (fraction below 1).
+        decay: Span = keys::span(Span::Fraction(0.1));
+        /// AdamW betas.
+        betas: [f64; 2] = keys::betas();
+        /// AdamW epsilon.
+        eps: f64 = float(1e-8, Bounds::above(0.0, 1.0));
+        /// Decoupled weight decay on tensors of two or more dims.
+        weight_decay: f64 = float(0.1, Bounds::within(0.0, 10.0));
+        /// Largest gradient norm; 0 switches clipping off.
+        clip: f64 = float(1.0, Bounds::within(0.0, 1e6));
+    }
+}
+
+section! {
+    /// How the work is spread. One rank only for now: every value is 1.
+    "parallel" Parallel {
+        /// Tensor parallel size.
+        tp: usize = keys::one_rank();
+        /// Pipeline parallel size.
+        pp: usize = keys::one_rank();
+        /// Expert parallel size.
+        ep: usize = keys::one_rank();
+        /// Context parallel size.
+        cp: usize = keys::one_rank();
+        /// Data parallel size.
+        dp: usize = keys::one_rank();
+    }
+}
+
+section! {
+    /// Types of numbers.
+    "precision" Precision {
+        /// Weights and activations; the CPU backend has float32 only.
+        dtype: FloatType = choice(FloatType::Float32);
+    }
+}
+
+section! {
+    /// Memory against time.
+    "memory" Memory {
+        /// What is computed again in the backward pass instead of being kept.
+        recompute: Recompute = choice(Recompute::None);
+        /// Rows of logits that exist at once; 0 chooses.
+        loss_chunk: usize = count(0, 0..=LONGEST);
+    }
+}
+
+section! {
+    /// What is saved.
+    "checkpoint" Checkpoint {
+        /// Save every so many steps; 0 only at the end.
+        every: usize = count(0, 0..=MANY);
+        /// How many of the newest checkpoints to keep; 0 keeps all.
+        keep_last: usize = count(3, 0..=MANY);
+        /// Never delete checkpoints at multiples of this step; 0 for none.
+        keep_every: usize = count(0, 0..=MANY);
+        /// Write the final weights as a Hugging Face folder `hf/` in the run folder.
+        export: bool = flag(true);
+        /// Type of the exported weights; "auto" is the base model's own.
+        export_dtype: Option<FloatType> = choice_or::<FloatType>("auto");
+    }
+}
+
+section! {
+    /// The run folder and what is shown.
+    "log" Log {
+        /// The run folder, relative to the configuration file.
+        dir: PathBuf = path().default_is("`runs/` and the name of the configuration file");
+        /// Print every so many steps.
+        every: usize = count(1, 1..=MANY);
+        /// Write TensorBoard files.
+        tensorboard: bool = flag(true);
+        /// A chat prompt that the trained model answers at the end of the run.
+        sample_prompt: Option<String> = text().optional("none");
+    }
 }
 
 /// One data file.
@@ -107,132 +222,6 @@ pub enum Template {
     File(PathBuf),
 }
 
-/// `data.loss`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LossOn {
-    /// Every assistant turn.
-    Assistant,
-    /// The last assistant turn.
-    Last,
-    /// Every token.
-    All,
-}
-
-/// `data.over_long`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OverLong {
-    /// Keep the first `seq_len` tokens.
-    Truncate,
-    /// Leave the sample out.
-    Drop,
-    /// Cut it into pieces of at most `seq_len`.
-    Split,
-}
-
-/// `[train]`: how long and in what batches.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Train {
-    /// Optimizer steps; given instead of `epochs`.
-    pub steps: Option<usize>,
-    /// Passes over the data; 1 when `steps` is absent too.
-    pub epochs: Option<f64>,
-    /// Sequences per optimizer step; 8.
-    pub global_batch: usize,
-    /// Sequences per forward pass; 1.
-    pub micro_batch: usize,
-    /// Seed of shuffling and initialisation; 42.
-    pub seed: u64,
-    /// Shuffle the samples of each epoch; true.
-    pub shuffle: bool,
-    /// Mean over the tokens of the global batch, or of each micro-batch.
-    pub loss_reduction: LossReduction,
-    /// Load-balancing loss for mixture-of-experts models.
-    pub aux_loss: AuxLoss,
-    /// Its coefficient; the model's `router_aux_loss_coef` by default.
-    pub aux_loss_coef: Option<f64>,
-    /// Coefficient of the router z-loss; 0.
-    pub z_loss_coef: f64,
-    /// Evaluate every so many steps (0: only at the end, when there is evaluation data); 0.
-    pub eval_every: usize,
-    /// Most sequences of an evaluation (0: all); 0.
-    pub eval_sequences: usize,
-    /// What a NaN or infinite loss or gradient does.
-    pub on_non_finite: OnNonFinite,
-}
-
-/// `train.loss_reduction`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LossReduction {
-    /// Sum over all trained tokens of the global batch divided by their number.
-    Token,
-    /// Megatron's: mean of each micro-batch, then mean over micro-batches.
-    Microbatch,
-}
-
-/// `train.aux_loss`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AuxLoss {
-    /// As the model's config says: Hugging Face's when `output_router_logits` is set, else none.
-    Auto,
-    /// None.
-    None,
-    /// Hugging Face's.
-    Hf,
-    /// Megatron's.
-    Megatron,
-}
-
-/// `train.on_non_finite`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnNonFinite {
-    /// Stop, naming the step, the layer and the samples.
-    Stop,
-    /// Skip the update and count it.
-    Skip,
-}
-
-/// `[optim]`: AdamW and the learning rate.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Optim {
-    /// Peak learning rate; 1e-5.
-    pub lr: f64,
-    /// Lowest learning rate of the schedule; 0.
-    pub min_lr: f64,
-    /// Shape of the schedule; cosine.
-    pub schedule: Schedule,
-    /// Steps (integer) or share of all steps (fraction below 1) of linear warm-up; 0.03.
-    pub warmup: Span,
-    /// For `wsd`: steps or share of the final decay; 0.1.
-    pub decay: Span,
-    /// AdamW betas; [0.9, 0.95].
-    pub betas: [f64; 2],
-    /// AdamW epsilon; 1e-8.
-    pub eps: f64,
-    /// Decoupled weight decay on tensors of two or more dims; 0.1.
-    pub weight_decay: f64,
-    /// Largest gradient norm (0 switches clipping off); 1.0.
-    pub clip: f64,
-}
-
-/// `optim.schedule`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Schedule {
-    /// Half a cosine from `lr` to `min_lr`.
-    Cosine,
-    /// A straight line from `lr` to `min_lr`.
-    Linear,
-    /// `lr` throughout.
-    Constant,
-    /// Warm-up, stable, then linear decay over `decay`.
-    Wsd,
-}
-
 /// A length in steps or as a share of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -243,56 +232,42 @@ pub enum Span {
     Fraction(f64),
 }
 
-/// `[precision]`
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Precision {
-    /// Weights and activations; float32, the only one of the CPU backend.
-    pub dtype: FloatType,
-}
+impl Config {
+    /// Every key of the file, in the order of the reference.
+    pub fn keys() -> Vec<Key> {
+        Self::sections().into_iter().flat_map(|(_, _, keys)| keys).collect()
+    }
 
-/// `[memory]`
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Memory {
-    /// What is computed again in backward.
-    pub recompute: Recompute,
-    /// Rows of logits that exist at once; 0 chooses.
-    pub loss_chunk: usize,
-}
+    /// Name, description and keys of every section, in the order of the reference.
+    pub(crate) fn sections() -> Vec<(&'static str, String, Vec<Key>)> {
+        fn one<S: Section>() -> (&'static str, String, Vec<Key>) {
+            (S::NAME, S::ABOUT.concat().trim().to_string(), S::keys())
+        }
+        vec![
+            one::<Model>(),
+            one::<Data>(),
+            one::<Train>(),
+            one::<Optim>(),
+            one::<Parallel>(),
+            one::<Precision>(),
+            one::<Memory>(),
+            one::<Checkpoint>(),
+            one::<Log>(),
+        ]
+    }
 
-/// `memory.recompute`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// Every layer, from its input.
-    Full,
-}
-
-/// `[checkpoint]`
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Checkpoint {
-    /// Save every so many steps (0: only at the end); 0.
-    pub every: usize,
-    /// How many of the newest to keep (0: all); 3.
-    pub keep_last: usize,
-    /// Never delete steps that are multiples of this (0: none); 0.
-    pub keep_every: usize,
-    /// Write the final weights as a Hugging Face folder `hf/`; true.
-    pub export: bool,
-    /// Dtype of the export; none (`"auto"`) is the base model's own.
-    pub export_dtype: Option<FloatType>,
-}
-
-/// `[log]`
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Log {
-    /// The run folder; `runs/<name of the configuration file>`.
-    pub dir: PathBuf,
-    /// Print every so many steps; 1.
-    pub every: usize,
-    /// Write TensorBoard files; true.
-    pub tensorboard: bool,
-    /// A chat prompt answered by the trained model at the end of the run; none.
-    pub sample_prompt: Option<String>,
+    /// Reads every section; paths are still as written.
+    pub(crate) fn read(reader: &Reader) -> Result<Self> {
+        Ok(Self {
+            model: Model::read(reader)?,
+            data: Data::read(reader)?,
+            train: Train::read(reader)?,
+            optim: Optim::read(reader)?,
+            parallel: Parallel::read(reader)?,
+            precision: Precision::read(reader)?,
+            memory: Memory::read(reader)?,
+            checkpoint: Checkpoint::read(reader)?,
+            log: Log::read(reader)?,
+        })
+    }
 }

@@ -23,7 +23,7 @@ DI void dots(float (&out)[RPT][CPT], const Tile& a, const Tile& b, int g, int la
   for (int i = 0; i < RPT; i++)
 #pragma unroll
     for (int j = 0; j < CPT; j++) out[i][j] = 0;
-#pragma unroll 8
+#pragma unroll 2
   for (int c = 0; c < D; c += 4) {
     float4 y[CPT];
 #pragma unroll

@@ -7,6 +7,12 @@
 
 mod batch;
 mod conversation;
+mod error;
+mod read;
+mod rows;
 
 pub use batch::{IGNORE, MicroBatch, SampleId, StepBatch};
 pub use conversation::{Conversation, Message, Role};
+pub use error::{BadRow, Error};
+pub use read::{SourceReport, read_source};
+pub use rows::RowFormat;

@@ -4,4 +4,37 @@
 //! (Hugging Face names, shapes, sharding rule, decay, initialisation).
 //!
 //! Must not know: files, schedules, data parallelism.
+//!
+//! Every layer has three methods, one beneath the other: `forward` returns the output and what it saved,
+//! `backward_input` consumes that and returns the gradient of the input and the work left for the weights, and
+//! `backward_weight` does that work now or later. Activation gradients are overwritten, weight gradients accumulate.
+pub mod attention;
+pub mod aux;
+mod batch;
+mod cache;
+mod cx;
+mod declare;
+pub mod decoder;
+mod embed;
+mod error;
+mod head;
+pub mod linear;
+pub mod mlp;
+mod model;
+pub mod moe;
+pub mod norm;
 pub mod param;
+mod rope;
+mod weights;
+
+pub use aux::{AuxLoss, AuxSettings, AuxStats};
+pub use batch::{Batch, IGNORE, Labels};
+pub use cache::{CachedStep, KvCache, StepTokens};
+pub use cx::{Act, Cx, StatView};
+pub use declare::{Names, Place, declare};
+pub use embed::Embedding;
+pub use error::{Error, Result};
+pub use head::Head;
+pub use model::{Kept, Model, Objective, Outputs, Recompute, finish_aux, loss_sum, read_floats};
+pub use rope::RopeTables;
+pub use weights::{Grads, Weights, init_piece};

@@ -114,6 +114,10 @@ pub trait Ops: Send + Sync {
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
     /// A copy of a host view on this backend.
     fn from_host(&self, x: View) -> Result<Tensor>;
+    /// A host tensor moved to this backend; the CPU takes it as it is.
+    fn adopt(&self, x: Tensor) -> Result<Tensor> {
+        self.from_host(x.view())
+    }
     /// A host copy. Waits for the backend.
     fn to_host(&self, x: View) -> Result<Tensor>;
 

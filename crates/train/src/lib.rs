@@ -1,7 +1,21 @@
 //! Training loops.
 //!
-//! Owns: the SFT loop, losses, the learning rate, and the events a run reports.
+//! Owns: the SFT loop, losses, the learning rate, the events a run reports, and the comparison with golden values.
 //!
 //! Must not know: the command line, HTTP.
 
+mod error;
 pub mod events;
+mod golden;
+mod guard;
+pub mod lr;
+mod measure;
+pub mod run;
+mod run_dir;
+pub mod setup;
+pub mod sft;
+mod state;
+pub mod step;
+pub mod verify;
+
+pub use error::{Error, Result};

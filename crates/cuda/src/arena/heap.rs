@@ -62,11 +62,6 @@ impl Heap {
         self.by_size.iter().next_back().map_or(0, |(size, _)| *size)
     }
 
-    /// Free bytes.
-    pub fn free(&self) -> usize {
-        self.by_offset.values().sum()
-    }
-
     fn insert(&mut self, offset: usize, size: usize) {
         self.by_offset.insert(offset, size);
         self.by_size.insert((size, offset));
@@ -103,7 +98,7 @@ mod tests {
                     let (at, size) = held.swap_remove(which.index(held.len()));
                     heap.give(at, size);
                 }
-                prop_assert_eq!(heap.free() + held.iter().map(|h| h.1).sum::<usize>(), heap.end());
+                prop_assert_eq!(heap.by_offset.values().sum::<usize>() + held.iter().map(|h| h.1).sum::<usize>(), heap.end());
             }
             for (at, size) in held {
                 heap.give(at, size);

@@ -106,6 +106,7 @@ pub static SOURCES: &[Source] = &[
     source!("qkv.cu", true, true, &[], None),
     source!("reduce.cu", false, false, &[], None),
     source!("router.cu", false, false, &[], None),
+    source!("sdpa.cu", false, false, &[], None),
     source!("sort.cu", false, false, &[], None),
     source!("swiglu.cu", true, true, &[], None),
 ];

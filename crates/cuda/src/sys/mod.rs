@@ -26,7 +26,7 @@ macro_rules! library {
         }
         impl $name {
             /// Finds and opens the library, and looks up every function.
-            #[allow(unsafe_code)]
+            #[allow(unsafe_code, non_snake_case)] // the functions keep NVIDIA's names
             pub fn load() -> crate::Result<$name> {
                 let found = crate::sys::find(&$spec)?;
                 $(

@@ -1,6 +1,6 @@
-//! Reuse of host buffers between steps.
+//! Reuse of host buffers between steps, and their account.
 //!
-//! Fresh pages cost more than the arithmetic done on them, so freed buffers are kept by size and handed
+//! Fresh pages cost more than the arithmetic done on them, so freed buffers are kept by size class and handed
 //! out again. A pool belongs to one backend; a buffer returns to it when its tensor is dropped.
 
 use crate::Element;
@@ -8,56 +8,110 @@ use std::{
     any::{Any, TypeId},
     collections::HashMap,
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-/// Free buffers by element type and length.
+/// Unused bytes a pool keeps whatever is in use.
+const ALWAYS_KEPT: usize = 64 << 20;
+
+/// Bytes of the buffers of a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Held by tensors now.
+    pub current: usize,
+    /// The most that was held from the system at one time, unused buffers included.
+    pub peak: usize,
+    /// In unused buffers now, kept for reuse.
+    pub unused: usize,
+}
+
+/// Free buffers by element type and size class.
 #[derive(Default)]
 pub struct Pool {
-    free: Mutex<HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    free: HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>,
+    memory: Memory,
+    /// The most that tensors held at one time.
+    most_used: usize,
+}
+
+/// Elements of the smallest class that holds `len`: steps of an eighth of a power of two, so at most 1/8 is wasted
+/// and batches of slightly different lengths share buffers.
+fn class(len: usize) -> usize {
+    let step = (len.next_power_of_two() / 16).max(1);
+    len.next_multiple_of(step)
 }
 
 impl Pool {
     /// A buffer of `len` elements with unspecified (but initialised) contents.
     pub fn take<T: Element>(self: &Arc<Pool>, len: usize) -> Pooled<T> {
-        let key = (TypeId::of::<T>(), len);
-        let hit = self.lock().get_mut(&key).and_then(Vec::pop);
-        let data = hit.and_then(|b| b.downcast::<Vec<T>>().ok()).map_or_else(|| vec![T::default(); len], |b| *b);
-        Pooled { data, home: Arc::downgrade(self) }
+        if len == 0 {
+            return Pooled::unpooled(Vec::new());
+        }
+        let class = class(len);
+        let bytes = class * size_of::<T>();
+        let mut state = self.lock();
+        let hit = state.free.get_mut(&(TypeId::of::<T>(), class)).and_then(Vec::pop);
+        if hit.is_some() {
+            state.memory.unused -= bytes;
+        }
+        state.memory.current += bytes;
+        state.most_used = state.most_used.max(state.memory.current);
+        if hit.is_none() && state.memory.current + state.memory.unused > state.most_used + state.most_used / 8 + ALWAYS_KEPT {
+            state.free.clear();
+            state.memory.unused = 0;
+        }
+        state.memory.peak = state.memory.peak.max(state.memory.current + state.memory.unused);
+        drop(state);
+        let data = hit.and_then(|b| b.downcast::<Vec<T>>().ok()).map_or_else(|| vec![T::default(); class], |b| *b);
+        Pooled { data, len, home: Arc::downgrade(self) }
     }
 
     /// Gives all free buffers back to the system.
     pub fn trim(&self) {
-        self.lock().clear();
+        let mut state = self.lock();
+        state.free.clear();
+        state.memory.unused = 0;
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>> {
-        self.free.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// The account.
+    pub fn memory(&self) -> Memory {
+        self.lock().memory
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A vector that returns to its pool when dropped.
 pub struct Pooled<T: Element> {
+    /// As long as its size class.
     data: Vec<T>,
+    len: usize,
     home: Weak<Pool>,
 }
 
 impl<T: Element> Pooled<T> {
     /// A buffer of no pool.
     pub fn unpooled(data: Vec<T>) -> Pooled<T> {
-        Pooled { data, home: Weak::new() }
+        Pooled { len: data.len(), data, home: Weak::new() }
     }
 }
 
 impl<T: Element> Drop for Pooled<T> {
     fn drop(&mut self) {
-        if self.data.is_empty() {
-            return;
-        }
         if let Some(pool) = self.home.upgrade() {
             let data = std::mem::take(&mut self.data);
-            let key = (TypeId::of::<T>(), data.len());
-            pool.lock().entry(key).or_default().push(Box::new(data));
+            let (key, bytes) = ((TypeId::of::<T>(), data.len()), data.len() * size_of::<T>());
+            let mut state = pool.lock();
+            state.memory.current -= bytes;
+            state.memory.unused += bytes;
+            state.free.entry(key).or_default().push(Box::new(data));
         }
     }
 }
@@ -65,12 +119,12 @@ impl<T: Element> Drop for Pooled<T> {
 impl<T: Element> Deref for Pooled<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.data
+        &self.data[..self.len]
     }
 }
 
 impl<T: Element> DerefMut for Pooled<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.data
+        &mut self.data[..self.len]
     }
 }

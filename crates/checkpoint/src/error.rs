@@ -1,0 +1,56 @@
+//! One clear error per fault: which file, what was found, what to do.
+
+use std::path::{Path, PathBuf};
+
+/// Result of reading or writing weights.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why weights or a checkpoint cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The system refused an operation on a file (disk full, no permission, no such file).
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was tried, e.g. `write`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// What the caller gave cannot be used: a malformed file, a missing tensor, a folder in use.
+    #[error("{path}: {message}")]
+    Bad {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found and the remedy.
+        message: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::Io`] from a system error.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+        move |source| Error::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// An [`Error::Bad`] about a file or folder.
+    pub(crate) fn bad(path: &Path, message: impl Into<String>) -> Error {
+        Error::Bad { path: path.to_path_buf(), message: message.into() }
+    }
+
+    /// Whether the fault lies in what the user gave (exit code 2) rather than in the work itself (exit code 1).
+    pub fn is_bad_input(&self) -> bool {
+        matches!(self, Error::Bad { .. })
+    }
+}
+
+/// A few names of many: `a, b, c and 4 more`.
+pub(crate) fn some_of<S: AsRef<str>>(names: &[S]) -> String {
+    const SHOWN: usize = 4;
+    let shown = names.iter().take(SHOWN).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}

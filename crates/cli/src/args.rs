@@ -1,0 +1,236 @@
+//! The command line, parsed into types.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Post-train Qwen3-class language models: Hugging Face folder in, Hugging Face folder out.
+#[derive(Parser)]
+#[command(name = "temper", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Threads to compute with (0: all cores).
+    #[arg(long, global = true, default_value_t = 0)]
+    pub threads: usize,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Fine-tune a model on chat data.
+    Sft(Sft),
+    /// Look at training data, or build it.
+    #[command(subcommand)]
+    Data(Data),
+    /// List, check and export what a run has saved.
+    #[command(subcommand)]
+    Checkpoint(Checkpoint),
+    /// Let a model answer.
+    Generate(Generate),
+    /// Compare a model with golden values.
+    Verify(Verify),
+}
+
+/// `temper sft`
+#[derive(Args)]
+pub struct Sft {
+    /// The configuration (docs/CONFIG.md lists the keys).
+    pub config: PathBuf,
+    /// Override a key, e.g. `--set optim.lr=2e-5`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Go on from the newest good checkpoint of the run folder, or from the given step.
+    #[arg(long, value_name = "STEP", num_args = 0..=1, default_missing_value = "latest")]
+    pub resume: Option<String>,
+}
+
+/// `temper data`
+#[derive(Subcommand)]
+pub enum Data {
+    /// Show samples exactly as they are trained, trained tokens coloured.
+    Preview(Preview),
+    /// Count rows, tokens, trained share, lengths, drops, packing efficiency.
+    Stats(Stats),
+    /// Build a training set from a scored role-play benchmark (seeds, dialogues, evaluations).
+    BuildRoleplay(BuildRoleplay),
+}
+
+/// `temper data preview`
+#[derive(Args)]
+pub struct Preview {
+    /// The configuration.
+    pub config: PathBuf,
+    /// Override a key.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// How many samples to show (0: all; with --json all is the default).
+    #[arg(short, long)]
+    pub num: Option<usize>,
+    /// Show the batch of this training step instead, as it is packed.
+    #[arg(long, value_name = "STEP")]
+    pub step: Option<usize>,
+    /// One JSON object per sample: text, input_ids, labels (-100 where not trained).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `temper data stats`
+#[derive(Args)]
+pub struct Stats {
+    /// The configuration.
+    pub config: PathBuf,
+    /// Override a key.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `temper data build-roleplay`
+#[derive(Args)]
+pub struct BuildRoleplay {
+    /// Folder with data/{zh,en}/{seeds,dialogues,evaluations}.{parquet,jsonl} (or that `data` folder itself).
+    #[arg(long = "in", value_name = "DIR")]
+    pub input: PathBuf,
+    /// Training file to write; the validation file is written beside it as NAME.val.jsonl.
+    #[arg(long = "out", value_name = "FILE")]
+    pub output: PathBuf,
+    /// Least overall score, 0.5 Worlds + 0.25 Stories + 0.25 Preferences.
+    #[arg(long, default_value_t = 80.0)]
+    pub min_overall: f64,
+    /// Least basics score.
+    #[arg(long, default_value_t = 85.0)]
+    pub min_basics: f64,
+    /// Least logic score.
+    #[arg(long, default_value_t = 60.0)]
+    pub min_logic: f64,
+    /// Keep only dialogues of these models; may be repeated.
+    #[arg(long = "model", value_name = "NAME")]
+    pub models: Vec<String>,
+    /// Leave out dialogues of these models; may be repeated.
+    #[arg(long = "exclude-model", value_name = "NAME")]
+    pub exclude_models: Vec<String>,
+    /// Most dialogues per seed, best overall first (0: no limit).
+    #[arg(long, default_value_t = 0)]
+    pub per_seed: usize,
+    /// Most turns of a dialogue (0: no limit).
+    #[arg(long, default_value_t = 0)]
+    pub max_turns: usize,
+    /// Share of seeds held out for validation.
+    #[arg(long, default_value_t = 0.02)]
+    pub val: f64,
+    /// Seed of the shuffle and the split.
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+    /// Print the report as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `temper checkpoint`
+#[derive(Subcommand)]
+pub enum Checkpoint {
+    /// List the checkpoints of a run and whether each is whole.
+    List {
+        /// The run folder.
+        run: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check every byte of the checkpoints of a run, or of one checkpoint. Exit 1 if one is damaged.
+    Verify {
+        /// The run folder or one checkpoint folder.
+        path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a folder that transformers loads.
+    Export {
+        /// The run folder (newest good checkpoint) or one checkpoint folder.
+        path: PathBuf,
+        /// Folder to write.
+        #[arg(long)]
+        out: PathBuf,
+        /// Type of the weights: the base model's own unless given.
+        #[arg(long, value_enum)]
+        dtype: Option<Dtype>,
+        /// Replace a model that is already there.
+        #[arg(long)]
+        overwrite: bool,
+    },
+}
+
+/// `--dtype`
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Dtype {
+    /// bfloat16.
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// float32.
+    #[value(alias = "float32")]
+    F32,
+}
+
+/// `temper generate`
+#[derive(Args)]
+#[command(group = clap::ArgGroup::new("input").required(true))]
+pub struct Generate {
+    /// Model folder or Hub id.
+    pub model: String,
+    /// Continue this text as it is.
+    #[arg(long, group = "input")]
+    pub prompt: Option<String>,
+    /// Answer this message in the model's chat template.
+    #[arg(long, group = "input")]
+    pub chat: Option<String>,
+    /// System message for --chat.
+    #[arg(long, requires = "chat")]
+    pub system: Option<String>,
+    /// Most new tokens.
+    #[arg(long, default_value_t = 256)]
+    pub max_tokens: usize,
+    /// 0 is greedy. Default: generation_config.json's when it samples, else 0.
+    #[arg(long)]
+    pub temperature: Option<f64>,
+    /// Sample among the k likeliest (0: all).
+    #[arg(long)]
+    pub top_k: Option<usize>,
+    /// Sample among the likeliest that together reach this probability.
+    #[arg(long)]
+    pub top_p: Option<f64>,
+    /// Seed of sampling.
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+    /// Stop before this text; may be repeated.
+    #[arg(long)]
+    pub stop: Vec<String>,
+    /// Answer without a thinking block, for templates that know `enable_thinking`.
+    #[arg(long)]
+    pub no_think: bool,
+    /// Show special tokens.
+    #[arg(long)]
+    pub special: bool,
+    /// Print one JSON object: text, ids, finish reason, timings.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `temper verify`
+#[derive(Args)]
+pub struct Verify {
+    /// Model folder or Hub id.
+    pub model: String,
+    /// Golden values (input_ids, labels, and any of logits, loss, aux_loss, grad/*, step_loss, step_grad_norm, trained/*, greedy).
+    #[arg(long)]
+    pub golden: PathBuf,
+    /// Largest relative error allowed.
+    #[arg(long, default_value_t = 1e-4)]
+    pub tol: f64,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}

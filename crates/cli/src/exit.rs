@@ -1,0 +1,40 @@
+//! Exit codes: 0 done, 1 failed, 2 bad input. And the one line that says why.
+
+use std::process::ExitCode;
+
+/// The work was done and its answer is no: `verify` found a difference, a checkpoint is damaged. Already printed.
+#[derive(Debug, thiserror::Error)]
+#[error("")]
+pub struct Negative;
+
+/// The input is at fault, in a way that only the command line knows.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BadInput(pub String);
+
+/// Prints an error, if there is one, and gives the exit code.
+pub fn code(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    if error.is::<Negative>() {
+        return ExitCode::from(1);
+    }
+    if is_closed_pipe(&error) {
+        return ExitCode::SUCCESS; // `temper ... | head` is not a failure
+    }
+    eprintln!("error: {error:#}");
+    ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn is_bad_input(error: &anyhow::Error) -> bool {
+    if let Some(e) = error.downcast_ref::<temper_train::Error>() {
+        return e.is_bad_input();
+    }
+    if let Some(e) = error.downcast_ref::<temper_checkpoint::Error>() {
+        return e.is_bad_input();
+    }
+    error.is::<BadInput>() || error.is::<temper_config::Error>() || error.is::<temper_data::Error>()
+}

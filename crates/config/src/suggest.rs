@@ -1,0 +1,77 @@
+//! The nearest known key for one that is not known.
+
+use crate::section::Key;
+use crate::tree::Value;
+
+/// Names that other trainers give to keys of ours, where the letters alone would mislead.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("adam_beta1", "optim.betas"),
+    ("adam_beta2", "optim.betas"),
+    ("adam_epsilon", "optim.eps"),
+    ("assistant_only_loss", "data.loss"),
+    ("base_model", "model.path"),
+    ("bf16", "precision.dtype"),
+    ("clip_grad", "optim.clip"),
+    ("cutoff_len", "data.seq_len"),
+    ("dataset", "data.train"),
+    ("dtype", "precision.dtype"),
+    ("effective_batch_size", "train.global_batch"),
+    ("gradient_accumulation_steps", "train.global_batch"),
+    ("gradient_checkpointing", "memory.recompute"),
+    ("gradient_clipping", "optim.clip"),
+    ("learning_rate", "optim.lr"),
+    ("logging_steps", "log.every"),
+    ("lr_scheduler_type", "optim.schedule"),
+    ("max_grad_norm", "optim.clip"),
+    ("max_length", "data.seq_len"),
+    ("max_seq_length", "data.seq_len"),
+    ("max_steps", "train.steps"),
+    ("model_name_or_path", "model.path"),
+    ("num_epochs", "train.epochs"),
+    ("num_train_epochs", "train.epochs"),
+    ("output_dir", "log.dir"),
+    ("per_device_train_batch_size", "train.micro_batch"),
+    ("recompute_granularity", "memory.recompute"),
+    ("save_interval", "checkpoint.every"),
+    ("save_steps", "checkpoint.every"),
+    ("save_total_limit", "checkpoint.keep_last"),
+    ("sequence_len", "data.seq_len"),
+    ("sequence_length", "data.seq_len"),
+    ("train_iters", "train.steps"),
+    ("warmup_ratio", "optim.warmup"),
+    ("warmup_steps", "optim.warmup"),
+    ("world_size", "parallel.dp"),
+];
+
+/// The remedy for an unknown key of a known section.
+pub(crate) fn key(section: &str, name: &str, keys: &[Key]) -> String {
+    let of_section = keys.iter().filter(|key| key.section == section).map(|key| key.name).collect::<Vec<_>>().join(", ");
+    format!("Did you mean {}? [{section}] has {of_section}.", nearest(Some(section), name, keys))
+}
+
+/// The remedy for an unknown section, or for a key outside any section.
+pub(crate) fn section(name: &str, value: &Value, keys: &[Key]) -> String {
+    if !matches!(value, Value::Table(_)) {
+        let key = nearest(None, name, keys);
+        let (section, _) = key.split_once('.').unwrap_or((&key, ""));
+        return format!("Did you mean {key}? Keys stand below their section, here [{section}].");
+    }
+    let mut sections: Vec<&str> = keys.iter().map(|key| key.section).collect();
+    sections.dedup();
+    let nearest = sections.iter().max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
+    let nearest = nearest.copied().unwrap_or_default();
+    format!("Did you mean [{nearest}]? The sections are {}.", sections.join(", "))
+}
+
+fn nearest(section: Option<&str>, name: &str, keys: &[Key]) -> String {
+    let lower = name.to_lowercase().replace('-', "_");
+    if let Some((_, ours)) = ELSEWHERE.iter().find(|(theirs, _)| *theirs == lower) {
+        return ours.to_string();
+    }
+    // A right name in the wrong section beats a similar name in the right one; among equals the section decides.
+    let score = |key: &Key| {
+        let letters = strsim::jaro_winkler(key.name, &lower).max(strsim::normalized_damerau_levenshtein(key.name, &lower));
+        letters + if section == Some(key.section) { 0.1 } else { 0.0 }
+    };
+    keys.iter().max_by(|a, b| score(a).total_cmp(&score(b))).map(Key::path).unwrap_or_default()
+}

@@ -1,0 +1,86 @@
+//! Auxiliary losses of the router: load balancing (Hugging Face's or Megatron's) and the z-loss.
+//!
+//! The forward pass counts, per sparse layer, how many rows each expert received and the sum of its probabilities. After
+//! the last layer these give the loss, and per layer one gradient row that is the same for every token.
+//! Layers never count by themselves, so that a recomputed forward counts nothing twice.
+//!
+//! Legend: L sparse layers, E experts, T tokens.
+
+use crate::moe::Routing;
+use crate::{Cx, Result};
+use temper_config::Arch;
+use temper_tensor::{Balance, Ops, Tensor};
+
+/// Which auxiliary losses to train on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AuxSettings {
+    /// Formula of the load-balancing loss.
+    pub kind: Balance,
+    /// Its coefficient; at 0 it is only reported.
+    pub coef: f64,
+    /// Coefficient of the z-loss `mean_t(logsumexp(logits_t)^2)`, summed over layers.
+    pub z_coef: f64,
+    /// Share of this micro-batch in the step, 1 / number of micro-batches. Multiplies both coefficients.
+    pub scale: f64,
+}
+
+/// Statistics of the routers of one micro-batch.
+pub struct AuxStats {
+    counts: Tensor,
+    prob_sums: Tensor,
+    z_sum: Tensor,
+    top_k: usize,
+}
+
+/// Values of the auxiliary losses without coefficients, each [1] on the backend.
+pub struct AuxLoss {
+    /// Load-balancing loss: over all layers pooled (`Balance::Hf`) or the sum over layers (`Balance::Megatron`).
+    pub balance: Tensor,
+    /// z-loss, the sum over layers.
+    pub z: Tensor,
+    /// Number of sparse layers L, for a mean over layers.
+    pub layers: usize,
+}
+
+/// What the auxiliary losses add to the gradient of the router's logits.
+#[derive(Default)]
+pub struct AuxGrad {
+    /// Gradient with respect to every token's probabilities, [L, E]; absent when the balancing loss is off.
+    pub balance: Option<Tensor>,
+    /// Coefficient of the z-loss times the scale.
+    pub z_coef: f64,
+}
+
+impl AuxStats {
+    /// Zeros; `None` for a model without experts.
+    pub fn new(cx: &Cx, arch: &Arch) -> Result<Option<AuxStats>> {
+        let layers = (0..arch.layers).filter(|&i| arch.is_moe_layer(i)).count();
+        let Some(moe) = arch.moe.as_ref().filter(|_| layers > 0) else { return Ok(None) };
+        let zeros = |shape: &[usize]| cx.ops.zeros(cx.dtype().stat(), shape);
+        Ok(Some(AuxStats {
+            counts: zeros(&[layers, moe.experts])?,
+            prob_sums: zeros(&[layers, moe.experts])?,
+            z_sum: zeros(&[1])?,
+            top_k: moe.top_k,
+        }))
+    }
+
+    /// Counts the decision of sparse layer `row`.
+    pub fn count(&mut self, ops: &dyn Ops, row: usize, r: &Routing) -> Result<()> {
+        let (counts, prob_sums) = (self.counts.view_mut().index(row), self.prob_sums.view_mut().index(row));
+        ops.router_stats(counts, prob_sums, self.z_sum.view_mut(), r.probs.view(), r.experts.view(), r.logits.view())?;
+        Ok(())
+    }
+
+    /// The losses over `tokens` tokens a layer, and what they add to the gradients.
+    pub fn finish(mut self, ops: &dyn Ops, tokens: usize, s: &AuxSettings) -> Result<(AuxLoss, AuxGrad)> {
+        let stat = self.counts.dtype();
+        let mut balance = ops.alloc(stat, &[1])?;
+        let mut grad = ops.alloc(stat, self.counts.shape())?;
+        let (counts, prob_sums) = (self.counts.view(), self.prob_sums.view());
+        ops.balance_loss(balance.view_mut(), grad.view_mut(), counts, prob_sums, tokens, self.top_k, s.kind, s.coef * s.scale)?;
+        ops.scale(self.z_sum.view_mut(), 1.0 / tokens as f64)?;
+        let aux_grad = AuxGrad { balance: (s.coef != 0.0).then_some(grad), z_coef: s.z_coef * s.scale };
+        Ok((AuxLoss { balance, z: self.z_sum, layers: self.counts.shape()[0] }, aux_grad))
+    }
+}

@@ -1,0 +1,81 @@
+//! [`Cx`]: everything a layer reads besides its input.
+
+use crate::{Batch, Result, RopeTables, Weights};
+use std::sync::Arc;
+use temper_tensor::{DType, Ops, RopeTable, Tensor, View};
+
+/// An activation (or its gradient) that several steps read: the residual path and a weight gradient, for example.
+pub type Act = Arc<Tensor>;
+
+/// What the layers of one forward and backward pass share. Cheap to copy.
+#[derive(Clone, Copy)]
+pub struct Cx<'a> {
+    /// The backend.
+    pub ops: &'a dyn Ops,
+    /// All weights.
+    pub weights: &'a Weights,
+    /// Rotary tables, long enough for every position of the batch.
+    pub rope: &'a RopeTables,
+    /// The packed micro-batch.
+    pub batch: &'a Batch,
+}
+
+impl Cx<'_> {
+    /// Type of weights and activations.
+    pub fn dtype(&self) -> DType {
+        self.weights.dtype()
+    }
+
+    /// An activation with unspecified contents.
+    pub fn alloc(&self, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.ops.alloc(self.dtype(), shape)?)
+    }
+
+    /// A statistic (softmax sums, norms, router) with unspecified contents.
+    pub fn alloc_stat(&self, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.ops.alloc(self.dtype().stat(), shape)?)
+    }
+
+    /// Indices with unspecified contents.
+    pub fn alloc_index(&self, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.ops.alloc(DType::I32, shape)?)
+    }
+
+    /// The rotary tables as operations take them.
+    pub fn rope_table(&self) -> RopeTable<'_> {
+        RopeTable { cos: self.rope.cos.view(), sin: self.rope.sin.view() }
+    }
+
+    /// Position of each token within its document, [T].
+    pub fn positions(&self) -> View<'_> {
+        self.batch.positions.view()
+    }
+
+    /// `x` in the stat dtype: itself when it has that type, else a converted copy.
+    pub fn to_stat<'t>(&self, x: View<'t>) -> Result<StatView<'t>> {
+        if x.dtype() == x.dtype().stat() {
+            return Ok(StatView::Same(x));
+        }
+        let mut y = self.ops.alloc(x.dtype().stat(), x.shape())?;
+        self.ops.copy(y.view_mut(), x)?;
+        Ok(StatView::Converted(y))
+    }
+}
+
+/// A view in the stat dtype, borrowed or converted.
+pub enum StatView<'t> {
+    /// The view itself.
+    Same(View<'t>),
+    /// A converted copy.
+    Converted(Tensor),
+}
+
+impl StatView<'_> {
+    /// The elements.
+    pub fn view(&self) -> View<'_> {
+        match self {
+            StatView::Same(v) => *v,
+            StatView::Converted(t) => t.view(),
+        }
+    }
+}

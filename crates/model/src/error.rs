@@ -1,0 +1,24 @@
+//! What can go wrong in the networks.
+
+/// Result of a model operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failed model operation.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An operation of the backend failed.
+    #[error(transparent)]
+    Tensor(#[from] temper_tensor::Error),
+    /// A parameter that a layer needs holds no tensor.
+    #[error("parameter {0} has no weights: load or initialise it before running the model")]
+    MissingWeights(String),
+    /// The architecture lacks a parameter that a layer needs (a bug of the declaration).
+    #[error("the declaration has no parameter {0}")]
+    Undeclared(String),
+    /// A batch contradicts itself.
+    #[error("batch: {0}")]
+    Batch(String),
+    /// The architecture cannot be run.
+    #[error("architecture: {0}")]
+    Arch(String),
+}

@@ -1,0 +1,123 @@
+//! The last stage: final norm, output matrix, cross-entropy.
+//!
+//! The loss is computed in chunks of rows and each chunk's gradients at once, so the logits never exist whole. Rows without a
+//! target are not computed.
+//!
+//! Legend: T tokens, N rows with a target, H hidden size, V vocabulary.
+
+use crate::norm::RmsNorm;
+use crate::param::ParamId;
+use crate::{Act, Cx, Grads, Labels, Result};
+use std::{ops::Range, sync::Arc};
+use temper_tensor::{Beta, Tensor, Trans, View};
+
+/// Final norm and output matrix.
+pub struct Head {
+    /// Final norm.
+    pub norm: RmsNorm,
+    /// Output matrix, [V, H]; the embedding's when tied.
+    pub weight: ParamId,
+    /// H.
+    pub hidden: usize,
+    /// V.
+    pub vocab: usize,
+    /// Rows whose logits exist at once. More rows need more memory and fewer passes over the gradient of the matrix.
+    pub chunk_rows: usize,
+}
+
+/// Default of [`Head::chunk_rows`].
+pub const CHUNK_ROWS: usize = 512;
+
+impl Head {
+    /// Cross-entropy of every token, [T] in the stat dtype: minus the log-probability of its target, 0 where it has none.
+    pub fn forward(&self, cx: &Cx, x: &Act) -> Result<Tensor> {
+        let labels = cx.batch.labels()?;
+        let (h, _) = self.norm.forward(cx, &self.select(cx, x, labels)?)?;
+        let mut losses = cx.alloc_stat(&[labels.len()])?;
+        for rows in self.chunks(labels.len()) {
+            let mut logits = self.logits(cx, h.view().slice_rows(rows.clone()))?;
+            let targets = labels.targets.view().slice_rows(rows.clone());
+            cx.ops.cross_entropy(losses.view_mut().slice_rows(rows), logits.view_mut(), targets, None)?;
+        }
+        self.spread_losses(cx, losses, labels)
+    }
+
+    /// Losses as [`Head::forward`], and `dx[T, H]` of `scale * sum_t weight_t * loss_t`. Adds the gradients of norm and matrix.
+    pub fn forward_backward(&self, cx: &Cx, x: &Act, scale: f64, grads: &mut Grads) -> Result<(Tensor, Act)> {
+        let labels = cx.batch.labels()?;
+        let selected = self.select(cx, x, labels)?;
+        let (h, saved) = self.norm.forward(cx, &selected)?;
+        let mut losses = cx.alloc_stat(&[labels.len()])?;
+        let mut dh = cx.alloc(h.shape())?;
+        let mut weights = cx.alloc_stat(&[labels.len()])?;
+        cx.ops.copy(weights.view_mut(), labels.weights.view())?;
+        cx.ops.scale(weights.view_mut(), scale)?;
+        let w = cx.weights.get(self.weight)?;
+        for rows in self.chunks(labels.len()) {
+            let h = h.view().slice_rows(rows.clone());
+            let mut logits = self.logits(cx, h)?;
+            let targets = labels.targets.view().slice_rows(rows.clone());
+            let weights = weights.view().slice_rows(rows.clone());
+            let losses = losses.view_mut().slice_rows(rows.clone());
+            cx.ops.cross_entropy(losses, logits.view_mut(), targets, Some(weights))?;
+            let dlogits = logits.view();
+            cx.ops.gemm(dh.view_mut().slice_rows(rows), dlogits, Trans::No, w, Trans::No, Beta::Zero)?;
+            cx.ops.gemm(grads.get_mut(self.weight), dlogits, Trans::Yes, h, Trans::No, Beta::One)?;
+        }
+        let (dselected, work) = self.norm.backward_input(cx, saved, dh, None)?;
+        self.norm.backward_weight(cx, work, grads)?;
+        let dx = self.spread(cx, dselected, labels, &[cx.batch.tokens(), self.hidden])?;
+        Ok((self.spread_losses(cx, losses, labels)?, Arc::new(dx)))
+    }
+
+    /// Logits `[N, V]` of the given rows of `x[T, H]`, or of all.
+    pub fn forward_logits(&self, cx: &Cx, x: &Act, rows: Option<View>) -> Result<Tensor> {
+        let chosen = match rows {
+            Some(rows) => self.gather(cx, x, rows)?,
+            None => x.clone(),
+        };
+        let (h, _) = self.norm.forward(cx, &chosen)?;
+        self.logits(cx, h.view())
+    }
+
+    fn logits(&self, cx: &Cx, h: View) -> Result<Tensor> {
+        let mut logits = cx.alloc(&[h.rows(), self.vocab])?;
+        cx.ops.gemm(logits.view_mut(), h, Trans::No, cx.weights.get(self.weight)?, Trans::Yes, Beta::Zero)?;
+        Ok(logits)
+    }
+
+    /// `0..rows` in equal parts of at most `chunk_rows`.
+    fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let parts = rows.div_ceil(self.chunk_rows.max(1)).max(1);
+        let size = rows.div_ceil(parts).max(1);
+        (0..rows).step_by(size).map(move |start| start..(start + size).min(rows))
+    }
+
+    /// The rows that have a target. An embedding look-up with `x` as the table is just that gather.
+    fn select(&self, cx: &Cx, x: &Act, labels: &Labels) -> Result<Act> {
+        match &labels.rows {
+            Some(rows) => self.gather(cx, x, rows.view()),
+            None => Ok(x.clone()),
+        }
+    }
+
+    fn gather(&self, cx: &Cx, x: &Act, rows: View) -> Result<Act> {
+        let mut chosen = cx.alloc(&[rows.numel(), self.hidden])?;
+        cx.ops.embedding(chosen.view_mut(), x.view(), rows)?;
+        Ok(Arc::new(chosen))
+    }
+
+    /// The inverse of [`Head::select`]: rows back to their places, zeros elsewhere.
+    fn spread(&self, cx: &Cx, values: Tensor, labels: &Labels, shape: &[usize]) -> Result<Tensor> {
+        let Some(rows) = &labels.rows else { return Ok(values) };
+        let mut whole = cx.ops.zeros(values.dtype(), shape)?;
+        cx.ops.embedding_grad(whole.view_mut(), values.view(), rows.view())?;
+        Ok(whole)
+    }
+
+    fn spread_losses(&self, cx: &Cx, losses: Tensor, labels: &Labels) -> Result<Tensor> {
+        let n = losses.numel();
+        let tokens = cx.batch.tokens();
+        Ok(self.spread(cx, losses.reshape(&[n, 1]), labels, &[tokens, 1])?.reshape(&[tokens]))
+    }
+}

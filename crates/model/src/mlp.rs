@@ -1,0 +1,69 @@
+//! The dense feed-forward: `y = down(silu(gate(x)) * up(x))` (SwiGLU, Shazeer 2020).
+//!
+//! Legend: T tokens, H hidden size, I intermediate size.
+
+use crate::linear::{Linear, LinearWork};
+use crate::{Act, Cx, Grads, Names, Result};
+use std::sync::Arc;
+use temper_config::Arch;
+use temper_tensor::Tensor;
+
+/// The feed-forward of one dense layer.
+pub struct Mlp {
+    /// gate and up in one product, [2I, H].
+    pub gate_up: Linear,
+    /// [H, I].
+    pub down: Linear,
+}
+
+/// What the backward pass needs.
+pub struct Saved {
+    x: Act,
+    gate_up: Tensor,
+    act: Tensor,
+}
+
+/// What the weight gradients need.
+pub struct Work {
+    gate_up: LinearWork,
+    down: LinearWork,
+}
+
+impl Mlp {
+    /// The feed-forward whose parameters are named `{at}.*`.
+    pub fn new(arch: &Arch, names: &Names, at: &str) -> Result<Mlp> {
+        let bias = |name: &str| arch.mlp_bias.then(|| names.id(&format!("{at}.{name}.bias"))).transpose();
+        let weight = |name: &str| names.id(&format!("{at}.{name}.weight"));
+        let (hidden, size) = (arch.hidden, arch.intermediate);
+        Ok(Mlp {
+            gate_up: Linear { weight: weight("gate_up_proj")?, bias: bias("gate_up_proj")?, inputs: hidden, outputs: 2 * size },
+            down: Linear { weight: weight("down_proj")?, bias: bias("down_proj")?, inputs: size, outputs: hidden },
+        })
+    }
+
+    /// `y[T, H]` from `x[T, H]`.
+    pub fn forward(&self, cx: &Cx, x: Tensor) -> Result<(Tensor, Saved)> {
+        let gate_up = self.gate_up.forward(cx, x.view())?;
+        let mut act = cx.alloc(&[x.shape()[0], self.down.inputs])?;
+        cx.ops.swiglu(act.view_mut(), gate_up.view())?;
+        let y = self.down.forward(cx, act.view())?;
+        Ok((y, Saved { x: Arc::new(x), gate_up, act }))
+    }
+
+    /// `dx[T, H]` from `dy[T, H]`.
+    pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act) -> Result<(Tensor, Work)> {
+        let Saved { x, gate_up, act } = saved;
+        let dact = self.down.backward_input(cx, dy.view())?;
+        let mut dgate_up = cx.alloc(gate_up.shape())?;
+        cx.ops.swiglu_grad(dgate_up.view_mut(), dact.view(), gate_up.view())?;
+        let dx = self.gate_up.backward_input(cx, dgate_up.view())?;
+        let work = Work { gate_up: LinearWork { x, dy: Arc::new(dgate_up) }, down: LinearWork { x: Arc::new(act), dy: dy.clone() } };
+        Ok((dx, work))
+    }
+
+    /// Adds the gradients of all weights.
+    pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
+        work.down.run(&self.down, cx, grads)?;
+        work.gate_up.run(&self.gate_up, cx, grads)
+    }
+}

@@ -1,0 +1,225 @@
+//! The whole network, assembled from stages that a pipeline can also call one by one: embedding, ranges of layers, head.
+//!
+//! Legend: T tokens, H hidden size, V vocabulary, B sequences.
+
+use crate::aux::{AuxGrad, AuxLoss, AuxSettings, AuxStats};
+use crate::decoder::{self, DecoderLayer};
+use crate::norm::RmsNorm;
+use crate::param::Param;
+use crate::{Act, CachedStep, Cx, Embedding, Grads, Head, KvCache, Labels, Names, Result, RopeTables, Weights, declare};
+use std::ops::Range;
+use temper_config::Arch;
+use temper_tensor::{DType, Ops, Tensor};
+
+/// A network. Holds no weights: those are in [`Weights`].
+pub struct Model {
+    /// What it was built from.
+    pub arch: Arch,
+    /// Its parameters in order.
+    pub params: Vec<Param>,
+    /// First stage.
+    pub embed: Embedding,
+    /// Middle stages.
+    pub layers: Vec<DecoderLayer>,
+    /// Last stage.
+    pub head: Head,
+}
+
+/// What the forward pass keeps for the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// All activations.
+    #[default]
+    None,
+    /// Only the input of each layer; its forward runs again just before its backward.
+    Full,
+}
+
+/// What one layer kept.
+pub enum Kept {
+    /// Its activations.
+    Saved(decoder::Saved),
+    /// Its input.
+    Input(Act),
+}
+
+/// What to train on in one micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Objective {
+    /// Factor on the weighted sum of token losses, for example 1 / trained tokens of the global batch.
+    pub loss_scale: f64,
+    /// Auxiliary losses; `None` neither trains on them nor reports them.
+    pub aux: Option<AuxSettings>,
+    /// What to keep.
+    pub recompute: Recompute,
+}
+
+/// What a micro-batch reports. On the backend: reading it waits.
+pub struct Outputs {
+    /// Cross-entropy of every token, [T] in the stat dtype: minus the log-probability of its target; 0 where it has none.
+    pub losses: Tensor,
+    /// Values of the auxiliary losses.
+    pub aux: Option<AuxLoss>,
+}
+
+impl Model {
+    /// The network of an architecture.
+    pub fn new(arch: &Arch) -> Result<Model> {
+        let params = declare(arch);
+        let names = Names::new(&params);
+        let embedding = names.id("model.embed_tokens.weight")?;
+        let layers = (0..arch.layers).map(|i| DecoderLayer::new(arch, &names, i)).collect::<Result<_>>()?;
+        let head = Head {
+            norm: RmsNorm { weight: names.id("model.norm.weight")?, eps: arch.norm_eps },
+            weight: if arch.tied { embedding } else { names.id("lm_head.weight")? },
+            hidden: arch.hidden,
+            vocab: arch.vocab,
+            chunk_rows: crate::head::CHUNK_ROWS,
+        };
+        let embed = Embedding { weight: embedding, hidden: arch.hidden };
+        Ok(Model { arch: arch.clone(), params, embed, layers, head })
+    }
+
+    /// One micro-batch forward and backward. Gradients of `loss_scale * sum_t weight_t * loss_t + auxiliary losses` are added to `grads`.
+    pub fn forward_backward(&self, cx: &Cx, grads: &mut Grads, objective: &Objective) -> Result<Outputs> {
+        let all = 0..self.layers.len();
+        let mut stats = self.aux_stats(cx, &objective.aux)?;
+        let x = self.embed.forward(cx)?;
+        let (x, kept) = self.forward_layers(cx, all.clone(), x, stats.as_mut(), objective.recompute)?;
+        let (losses, dx) = self.head.forward_backward(cx, &x, objective.loss_scale, grads)?;
+        drop(x);
+        let (aux, aux_grad) = finish_aux(cx, stats, &objective.aux)?;
+        let dx = self.backward_layers(cx, all, kept, dx, &aux_grad, grads)?;
+        self.embed.backward_weight(cx, dx.view(), grads)?;
+        Ok(Outputs { losses, aux })
+    }
+
+    /// The same losses without gradients, for evaluation and for log-probabilities (`-losses`).
+    pub fn forward_loss(&self, cx: &Cx, aux: &Option<AuxSettings>) -> Result<Outputs> {
+        let mut stats = self.aux_stats(cx, aux)?;
+        let x = self.forward_hidden(cx, stats.as_mut())?;
+        let losses = self.head.forward(cx, &x)?;
+        let (aux, _) = finish_aux(cx, stats, aux)?;
+        Ok(Outputs { losses, aux })
+    }
+
+    /// Logits of every token, [T, V]. They exist whole: for verification and short inputs.
+    pub fn forward_logits(&self, cx: &Cx) -> Result<Tensor> {
+        let x = self.forward_hidden(cx, None)?;
+        self.head.forward_logits(cx, &x, None)
+    }
+
+    /// One step of generation, prefill and decode alike: adds the keys and values of the step's tokens to `cache` and
+    /// returns the logits of the last token of each sequence, [B, V].
+    pub fn forward_cached(
+        &self,
+        ops: &dyn Ops,
+        weights: &Weights,
+        rope: &RopeTables,
+        step: &CachedStep,
+        cache: &mut KvCache,
+    ) -> Result<Tensor> {
+        let cx = Cx { ops, weights, rope, batch: &step.batch };
+        let mut x = self.embed.forward(&cx)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            x = layer.forward_cached(&cx, &x, step, cache, i)?;
+        }
+        self.head.forward_logits(&cx, &x, Some(step.last.view()))
+    }
+
+    /// Layers `range` forward: their output and what they kept.
+    pub fn forward_layers(
+        &self,
+        cx: &Cx,
+        range: Range<usize>,
+        mut x: Act,
+        mut stats: Option<&mut AuxStats>,
+        recompute: Recompute,
+    ) -> Result<(Act, Vec<Kept>)> {
+        let mut kept = Vec::with_capacity(range.len());
+        for layer in &self.layers[range] {
+            let (y, saved) = layer.forward(cx, &x)?;
+            count(cx, layer, &saved, stats.as_deref_mut())?;
+            kept.push(match recompute {
+                Recompute::None => Kept::Saved(saved),
+                Recompute::Full => Kept::Input(x),
+            });
+            x = y;
+        }
+        Ok((x, kept))
+    }
+
+    /// Layers `range` backward: consumes what they kept, adds their weight gradients and returns the gradient of their input.
+    pub fn backward_layers(
+        &self,
+        cx: &Cx,
+        range: Range<usize>,
+        kept: Vec<Kept>,
+        mut dx: Act,
+        aux: &AuxGrad,
+        grads: &mut Grads,
+    ) -> Result<Act> {
+        for (layer, kept) in self.layers[range].iter().zip(kept).rev() {
+            let saved = match kept {
+                Kept::Saved(saved) => saved,
+                Kept::Input(x) => layer.forward(cx, &x)?.1,
+            };
+            let (d, work) = layer.backward_input(cx, saved, &dx, aux)?;
+            layer.backward_weight(cx, work, grads)?;
+            dx = d;
+        }
+        Ok(dx)
+    }
+
+    /// Statistics for the auxiliary losses, if they are wanted and the model has experts.
+    pub fn aux_stats(&self, cx: &Cx, aux: &Option<AuxSettings>) -> Result<Option<AuxStats>> {
+        if aux.is_some() { AuxStats::new(cx, &self.arch) } else { Ok(None) }
+    }
+
+    /// Output of the last layer, [T, H], keeping nothing.
+    fn forward_hidden(&self, cx: &Cx, mut stats: Option<&mut AuxStats>) -> Result<Act> {
+        let mut x = self.embed.forward(cx)?;
+        for layer in &self.layers {
+            let (y, saved) = layer.forward(cx, &x)?;
+            count(cx, layer, &saved, stats.as_deref_mut())?;
+            x = y;
+        }
+        Ok(x)
+    }
+}
+
+fn count(cx: &Cx, layer: &DecoderLayer, saved: &decoder::Saved, stats: Option<&mut AuxStats>) -> Result<()> {
+    match (stats, layer.aux_row(), saved.routing()) {
+        (Some(stats), Some(row), Some(routing)) => stats.count(cx.ops, row, routing),
+        _ => Ok(()),
+    }
+}
+
+/// The auxiliary losses of the whole micro-batch, and their gradient (nothing when they are off).
+pub fn finish_aux(cx: &Cx, stats: Option<AuxStats>, aux: &Option<AuxSettings>) -> Result<(Option<AuxLoss>, AuxGrad)> {
+    match (stats, aux) {
+        (Some(stats), Some(settings)) => {
+            let (loss, grad) = stats.finish(cx.ops, cx.batch.tokens(), settings)?;
+            Ok((Some(loss), grad))
+        }
+        _ => Ok((None, AuxGrad::default())),
+    }
+}
+
+/// `sum_t weight_t * loss_t` in f64. Waits for the backend.
+pub fn loss_sum(ops: &dyn Ops, losses: &Tensor, labels: &Labels) -> Result<f64> {
+    let losses = read_floats(ops, losses)?;
+    Ok(losses.iter().zip(&labels.host_weights).map(|(l, w)| if *w == 0.0 { 0.0 } else { l * f64::from(*w) }).sum())
+}
+
+/// A float tensor on the host in f64, elements in order. Waits for the backend.
+pub fn read_floats(ops: &dyn Ops, x: &Tensor) -> Result<Vec<f64>> {
+    if x.dtype() == DType::F64 {
+        let host = ops.to_host(x.view())?;
+        return Ok(host.as_slice::<f64>().unwrap_or_default().to_vec());
+    }
+    let mut single = ops.alloc(DType::F32, x.shape())?;
+    ops.copy(single.view_mut(), x.view())?;
+    let host = ops.to_host(single.view())?;
+    Ok(host.as_slice::<f32>().unwrap_or_default().iter().map(|v| f64::from(*v)).collect())
+}

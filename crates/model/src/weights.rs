@@ -1,0 +1,146 @@
+//! [`Weights`] and [`Grads`]: a tensor per parameter. They are two objects so that a layer can read one while it adds to the other.
+
+use crate::param::{Init, Param, ParamId, Piece};
+use crate::{Error, Result};
+use temper_tensor::{DType, Ops, Rng, Tensor, View, ViewMut};
+
+/// The weights of a model (or of the part of it that this rank holds).
+pub struct Weights {
+    dtype: DType,
+    names: Vec<String>,
+    tensors: Vec<Option<Tensor>>,
+}
+
+impl Weights {
+    /// No tensors yet; fill with [`Weights::set`].
+    pub fn empty(params: &[Param], dtype: DType) -> Weights {
+        Weights { dtype, names: params.iter().map(|p| p.name.clone()).collect(), tensors: params.iter().map(|_| None).collect() }
+    }
+
+    /// Weights drawn from `seed`. A value depends on (seed, Hugging Face name, index in that tensor) only, so any
+    /// sharding starts from the same model.
+    pub fn random(params: &[Param], seed: u64, dtype: DType, ops: &dyn Ops) -> Result<Weights> {
+        let mut weights = Weights::empty(params, dtype);
+        for (i, param) in params.iter().enumerate() {
+            let mut host = vec![0f32; param.numel()];
+            for piece in &param.pieces {
+                init_piece(&mut host[piece.range.clone()], piece, 0, param.init, seed);
+            }
+            let f32s = ops.from_host(View::host(&host, &param.shape))?;
+            let mut tensor = ops.alloc(dtype, &param.shape)?;
+            ops.copy(tensor.view_mut(), f32s.view())?;
+            weights.set(ParamId(i), tensor);
+        }
+        Ok(weights)
+    }
+
+    /// Weights from host tensors of type `dtype`, one per parameter and in its shape.
+    ///
+    /// # Errors
+    /// Names the first parameter whose tensor is missing or has another shape or type.
+    pub fn from_host(params: &[Param], tensors: Vec<Tensor>, dtype: DType, ops: &dyn Ops) -> Result<Weights> {
+        let mut weights = Weights::empty(params, dtype);
+        let mut tensors = tensors.into_iter();
+        for (i, param) in params.iter().enumerate() {
+            match tensors.next() {
+                Some(t) if t.shape() == param.shape && t.dtype() == dtype => weights.set(ParamId(i), ops.adopt(t)?),
+                _ => return Err(Error::MissingWeights(param.name.clone())),
+            }
+        }
+        Ok(weights)
+    }
+
+    /// All tensors in declaration order.
+    pub fn iter(&self) -> impl Iterator<Item = &Tensor> {
+        self.tensors.iter().flatten()
+    }
+
+    /// All tensors in declaration order, for the optimizer.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        self.tensors.iter_mut().flatten()
+    }
+
+    /// Type of all weights and of the activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Puts a tensor in place.
+    pub fn set(&mut self, id: ParamId, tensor: Tensor) {
+        self.tensors[id.0] = Some(tensor);
+    }
+
+    /// The tensor of a parameter.
+    pub fn get(&self, id: ParamId) -> Result<View<'_>> {
+        self.tensors[id.0].as_ref().map(Tensor::view).ok_or_else(|| Error::MissingWeights(self.names[id.0].clone()))
+    }
+
+    /// The tensor of a parameter, for the optimizer and for loading.
+    pub fn get_mut(&mut self, id: ParamId) -> Result<ViewMut<'_>> {
+        let name = &self.names[id.0];
+        self.tensors[id.0].as_mut().map(Tensor::view_mut).ok_or_else(|| Error::MissingWeights(name.clone()))
+    }
+}
+
+/// Fills `out` with the starting values of elements `first..first + out.len()` of a Hugging Face tensor.
+pub fn init_piece(out: &mut [f32], piece: &Piece, first: u64, init: Init, seed: u64) {
+    match init {
+        Init::Ones => out.fill(1.0),
+        Init::Zeros => out.fill(0.0),
+        Init::Normal(std) => {
+            let rng = Rng::new(seed, name_stream(&piece.name));
+            for (i, x) in out.iter_mut().enumerate() {
+                *x = (std * rng.normal_at(first + i as u64)) as f32;
+            }
+        }
+    }
+}
+
+/// FNV-1a, 64 bit (Fowler, Noll, Vo): a stable stream number for a name.
+fn name_stream(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// Gradients of the weights; every backward step adds to them.
+pub struct Grads {
+    tensors: Vec<Tensor>,
+}
+
+impl Grads {
+    /// Zeros for every parameter, in `dtype`.
+    pub fn zeros(params: &[Param], dtype: DType, ops: &dyn Ops) -> Result<Grads> {
+        let tensors = params.iter().map(|p| ops.zeros(dtype, &p.shape)).collect::<temper_tensor::Result<_>>()?;
+        Ok(Grads { tensors })
+    }
+
+    /// Sets all to zero again.
+    pub fn clear(&mut self, ops: &dyn Ops) -> Result<()> {
+        for t in &mut self.tensors {
+            ops.fill(t.view_mut(), 0.0)?;
+        }
+        Ok(())
+    }
+
+    /// All gradients in declaration order.
+    pub fn iter(&self) -> impl Iterator<Item = &Tensor> {
+        self.tensors.iter()
+    }
+
+    /// The gradient of a parameter.
+    pub fn get(&self, id: ParamId) -> View<'_> {
+        self.tensors[id.0].view()
+    }
+
+    /// The gradient of a parameter, to add to.
+    pub fn get_mut(&mut self, id: ParamId) -> ViewMut<'_> {
+        self.tensors[id.0].view_mut()
+    }
+
+    /// Gradients of two different parameters at once.
+    pub fn pair_mut(&mut self, a: ParamId, b: ParamId) -> Result<(ViewMut<'_>, ViewMut<'_>)> {
+        match self.tensors.get_disjoint_mut([a.0, b.0]) {
+            Ok([x, y]) => Ok((x.view_mut(), y.view_mut())),
+            Err(_) => Err(Error::Undeclared(format!("pair {} and {}", a.0, b.0))),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Causal attention within each sequence of a packed batch, in blocks: [T, T] is never materialised.
+//!
+//! One task owns the output of one block of queries, for all heads. The queries of the G heads that share a key head
+//! are stacked, so that one product serves them all; the softmax is rescaled as keys go by (Dao et al. 2022).
+//!
+//! Legend: T tokens, Nq query heads, Nk key/value heads, G = Nq / Nk, D head size, R stacked rows = queries * G.
+
+use super::{
+    Cpu,
+    args::Op,
+    float::{self, Float},
+    matmul::{Mat, MatMut, product},
+    tasks::split_lengths,
+};
+use crate::{Beta, Result, View, ViewMut};
+use std::ops::Range;
+
+/// Queries of one task.
+pub(super) const QUERY_BLOCK: usize = 64;
+/// Keys of one step.
+pub(super) const KEY_BLOCK: usize = 128;
+
+/// Sizes of the heads.
+#[derive(Clone, Copy)]
+pub(super) struct Heads {
+    /// Query heads.
+    pub nq: usize,
+    /// Key and value heads.
+    pub nk: usize,
+    /// Head size.
+    pub d: usize,
+}
+
+impl Heads {
+    /// Checks q [T, Nq, D] against k [T, Nk, D]; also returns T.
+    pub fn of(op: Op, q: &[usize], k: &[usize]) -> Result<(usize, Heads)> {
+        let [t, nq, d] = op.dims("q", q)?;
+        let [_, nk, _] = op.dims("k", k)?;
+        op.shape("k", k, &[t, nk, d])?;
+        op.require(nk > 0 && nq % nk == 0, "q", q, "a multiple of the key heads as query heads")?;
+        Ok((t, Heads { nq, nk, d }))
+    }
+
+    /// Query heads per key head.
+    pub fn group(self) -> usize {
+        self.nq / self.nk
+    }
+}
+
+/// A run of tokens of the sequence `seq`.
+#[derive(Clone)]
+pub(super) struct Block {
+    /// The whole sequence.
+    pub seq: Range<usize>,
+    /// The tokens of this block.
+    pub tokens: Range<usize>,
+}
+
+/// Cuts every sequence into blocks of `size` tokens, in order.
+pub(super) fn blocks(cu_seqlens: &[i32], size: usize) -> Vec<Block> {
+    let sequences = cu_seqlens.windows(2).map(|w| w[0] as usize..w[1] as usize);
+    sequences
+        .flat_map(|seq| seq.clone().step_by(size).map(move |first| Block { seq: seq.clone(), tokens: first..(first + size).min(seq.end) }))
+        .collect()
+}
+
+/// The cost of attention in multiply-adds, to judge whether threads pay.
+pub(super) fn cost(blocks: &[Block], heads: Heads) -> usize {
+    blocks.iter().map(|b| b.tokens.len() * (b.tokens.end - b.seq.start)).sum::<usize>() * heads.nq * heads.d
+}
+
+/// Stacks the rows of the query heads of key head `g`, times `factor`: `out[(t, j), D] = x[t, g*G + j, D]`.
+#[inline(always)]
+pub(super) fn stack<T: Float>(out: &mut [T], x: &[T], tokens: Range<usize>, heads: Heads, g: usize, factor: T) {
+    let width = heads.group() * heads.d;
+    for (out, t) in out.chunks_mut(width).zip(tokens) {
+        for (o, &x) in out.iter_mut().zip(&x[t * heads.nq * heads.d + g * width..][..width]) {
+            *o = x * factor;
+        }
+    }
+}
+
+/// The rows of key head `g` of `tokens`, as a matrix.
+#[inline(always)]
+pub(super) fn key_rows<T: Float>(x: &[T], tokens: Range<usize>, heads: Heads, g: usize) -> Mat<'_, T> {
+    let start = (tokens.start * heads.nk + g) * heads.d;
+    Mat::strided(&x[start..], tokens.len(), heads.d, heads.nk * heads.d)
+}
+
+/// Keys of `keys` that query `t` sees.
+#[inline(always)]
+pub(super) fn visible(t: usize, keys: &Range<usize>) -> usize {
+    (t + 1).clamp(keys.start, keys.end) - keys.start
+}
+
+/// See [`Ops::attention`](crate::Ops::attention).
+pub(super) fn attention<T: Float>(
+    cpu: &Cpu,
+    o: ViewMut,
+    lse: ViewMut,
+    q: View,
+    k: View,
+    v: View,
+    cu_seqlens: View,
+    scale: f64,
+) -> Result<()> {
+    let op = Op("attention");
+    let (t, heads) = Heads::of(op, q.shape(), k.shape())?;
+    let Heads { nq, nk, d } = heads;
+    let [b1] = op.dims("cu_seqlens", cu_seqlens.shape())?;
+    let cu_seqlens = op.read::<i32>("cu_seqlens", cu_seqlens, &[b1])?;
+    op.bounds("cu_seqlens", cu_seqlens, t)?;
+    let q = op.read::<T>("q", q, &[t, nq, d])?;
+    let (k, v) = (op.read::<T>("k", k, &[t, nk, d])?, op.read::<T>("v", v, &[t, nk, d])?);
+    let (o, lse) = (op.write::<T>("o", o, &[t, nq, d])?, op.write::<T>("lse", lse, &[t, nq])?);
+    let blocks = blocks(cu_seqlens, QUERY_BLOCK);
+    let outs = split_lengths(o, blocks.iter().map(|b| b.tokens.len() * nq * d));
+    let lses = split_lengths(lse, blocks.iter().map(|b| b.tokens.len() * nq));
+    cpu.each(cost(&blocks, heads), outs.into_iter().zip(lses).zip(&blocks), |((o, lse), block)| {
+        for g in 0..nk {
+            forward_block(o, lse, [q, k, v], block, heads, g, T::of(scale));
+        }
+    });
+    Ok(())
+}
+
+/// The query heads of key head `g` in one block of queries.
+#[inline(always)]
+fn forward_block<T: Float>(o: &mut [T], lse: &mut [T], [q, k, v]: [&[T]; 3], block: &Block, heads: Heads, g: usize, scale: T) {
+    let (d, group, tokens) = (heads.d, heads.group(), block.tokens.clone());
+    let rows = tokens.len() * group;
+    let mut queries = vec![T::ZERO; rows * d];
+    let mut scores = vec![T::ZERO; rows * KEY_BLOCK];
+    let mut sum = vec![T::ZERO; rows * d];
+    let mut top = vec![T::NEG_INFINITY; rows];
+    let mut mass = vec![T::ZERO; rows];
+    stack(&mut queries, q, tokens.clone(), heads, g, scale);
+    for first in (block.seq.start..tokens.end).step_by(KEY_BLOCK) {
+        let keys = first..(first + KEY_BLOCK).min(tokens.end);
+        let n = keys.len();
+        let scores = &mut scores[..rows * n];
+        product(MatMut::new(scores, rows, n), Mat::new(&queries, rows, d), key_rows(k, keys.clone(), heads, g).t(), Beta::Zero);
+        for (r, row) in scores.chunks_mut(n).enumerate() {
+            let (seen, hidden) = row.split_at_mut(visible(tokens.start + r / group, &keys));
+            hidden.fill(T::ZERO);
+            let new_top = top[r].larger(float::max(seen));
+            if seen.is_empty() {
+                continue;
+            }
+            let shrink = (top[r] - new_top).exp();
+            mass[r] = mass[r] * shrink + float::exp_shifted(seen, new_top);
+            float::scale(&mut sum[r * d..][..d], shrink);
+            top[r] = new_top;
+        }
+        product(MatMut::new(&mut sum, rows, d), Mat::new(scores, rows, n), key_rows(v, keys, heads, g), Beta::One);
+    }
+    for r in 0..rows {
+        let (t, head) = (r / group, g * group + r % group);
+        lse[t * heads.nq + head] = top[r] + mass[r].ln();
+        let inverse = T::ONE / mass[r];
+        for (o, &s) in o[(t * heads.nq + head) * d..][..d].iter_mut().zip(&sum[r * d..][..d]) {
+            *o = s * inverse;
+        }
+    }
+}

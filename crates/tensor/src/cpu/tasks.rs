@@ -1,0 +1,84 @@
+//! How an operation is cut into tasks and run.
+//!
+//! Task sizes follow from shapes alone, and partial sums are combined in task order: results do not depend on the
+//! number of threads.
+
+use super::{Cpu, float::Float};
+use rayon::prelude::*;
+
+/// Elements below which handing work to other threads costs more than it saves.
+const SERIAL_ELEMENTS: usize = 16 * 1024;
+/// Elements one task of a memory-bound operation covers.
+const TASK_ELEMENTS: usize = 16 * 1024;
+
+/// Runs `f` compiled for the widest vectors this processor has. Bodies must be `#[inline(always)]` all the way down.
+#[inline(always)]
+pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    struct Call<F>(F);
+    impl<R, F: FnOnce() -> R> pulp::WithSimd for Call<F> {
+        type Output = R;
+        #[inline(always)]
+        fn with_simd<S: pulp::Simd>(self, _: S) -> R {
+            (self.0)()
+        }
+    }
+    pulp::Arch::new().dispatch(Call(f))
+}
+
+/// Rows of `row_len` elements that one task takes.
+pub fn rows_per_task(row_len: usize) -> usize {
+    (TASK_ELEMENTS / row_len.max(1)).max(1)
+}
+
+/// Cuts `data` into consecutive pieces of the given lengths, which must not exceed it together.
+pub fn split_lengths<T>(mut data: &mut [T], lengths: impl IntoIterator<Item = usize>) -> Vec<&mut [T]> {
+    lengths
+        .into_iter()
+        .map(|n| {
+            let (head, rest) = std::mem::take(&mut data).split_at_mut(n);
+            data = rest;
+            head
+        })
+        .collect()
+}
+
+impl Cpu {
+    /// Runs `f` on every task, on several threads when `elements` touched in all are worth it.
+    #[inline(always)]
+    pub(super) fn each<I: Send>(&self, elements: usize, tasks: impl Iterator<Item = I>, f: impl Fn(I) + Sync) {
+        if self.threads == 1 || elements < SERIAL_ELEMENTS {
+            tasks.for_each(|t| vectorised(|| f(t)));
+        } else {
+            let tasks: Vec<I> = tasks.collect();
+            self.pool.install(|| tasks.into_par_iter().with_max_len(1).for_each(|t| vectorised(|| f(t))));
+        }
+    }
+
+    /// As `each`, keeping the results in task order.
+    #[inline(always)]
+    pub(super) fn map<I: Send, R: Send>(&self, elements: usize, tasks: impl Iterator<Item = I>, f: impl Fn(I) -> R + Sync) -> Vec<R> {
+        if self.threads == 1 || elements < SERIAL_ELEMENTS {
+            tasks.map(|t| vectorised(|| f(t))).collect()
+        } else {
+            let tasks: Vec<I> = tasks.collect();
+            self.pool.install(|| tasks.into_par_iter().with_max_len(1).map(|t| vectorised(|| f(t))).collect())
+        }
+    }
+
+    /// `out += ` the sum over row blocks of what `f(first row, end row, partial)` adds to a zeroed partial of `out`'s length.
+    #[inline(always)]
+    pub(super) fn sum_rows<T: Float>(&self, out: &mut [T], rows: usize, row_len: usize, f: impl Fn(usize, usize, &mut [T]) + Sync) {
+        let width = out.len();
+        let step = rows_per_task(row_len).max(16);
+        let partials = self.map(rows * row_len, (0..rows).step_by(step), |first| {
+            let mut partial = vec![T::ZERO; width];
+            f(first, (first + step).min(rows), &mut partial);
+            partial
+        });
+        for partial in partials {
+            for (o, p) in out.iter_mut().zip(partial) {
+                *o += p;
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Why a run stopped.
+
+use std::path::PathBuf;
+
+/// Result of a training call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a run stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration or the model's config.json.
+    #[error(transparent)]
+    Config(#[from] temper_config::Error),
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] temper_data::Error),
+    /// Weights or checkpoints.
+    #[error(transparent)]
+    Checkpoint(#[from] temper_checkpoint::Error),
+    /// The network.
+    #[error(transparent)]
+    Model(#[from] temper_model::Error),
+    /// The backend.
+    #[error(transparent)]
+    Tensor(#[from] temper_tensor::Error),
+    /// Parts of the input do not fit each other; the message says which and what to do.
+    #[error("{0}")]
+    Input(String),
+    /// A file of the run folder cannot be written or read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A loss or gradient is NaN or infinite.
+    #[error("{0}")]
+    NonFinite(String),
+}
+
+impl Error {
+    /// Whether the user's input is at fault (exit code 2) rather than the run (exit code 1).
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Error::Config(_) | Error::Input(_) => true,
+            Error::Data(e) => e.is_bad_input(),
+            Error::Checkpoint(e) => e.is_bad_input(),
+            Error::Model(_) | Error::Tensor(_) | Error::Io { .. } | Error::NonFinite(_) => false,
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Model FLOPs and the memory of this process.
+
+use temper_config::Arch;
+use temper_model::param::{Param, count};
+
+/// Counts the model FLOPs of a step (docs/NUMERICS.md, "Model FLOPs").
+#[derive(Clone, Copy, Debug)]
+pub struct Flops {
+    per_token: f64,
+    per_token_and_position: f64,
+}
+
+impl Flops {
+    /// For an architecture and its parameters.
+    pub fn new(arch: &Arch, params: &[Param]) -> Flops {
+        let (_, active) = count(arch, params);
+        let look_up = if arch.tied { 0 } else { arch.vocab * arch.hidden };
+        Flops {
+            per_token: 6.0 * (active as f64 - look_up as f64),
+            per_token_and_position: 6.0 * (arch.layers * arch.heads * arch.head_dim) as f64,
+        }
+    }
+
+    /// FLOPs of forward and backward over documents of these lengths.
+    pub fn of(&self, lengths: impl Iterator<Item = usize>) -> f64 {
+        lengths.map(|n| n as f64 * (self.per_token + self.per_token_and_position * n as f64)).sum()
+    }
+}
+
+/// Largest resident memory of this process so far, in bytes; 0 where the system does not tell.
+pub fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}

@@ -1,0 +1,193 @@
+//! A run: everything that lives from its first step to its last.
+
+use crate::setup::{self, Prepared, Source};
+use crate::state::{Fixed, RunState};
+use crate::step::Trainer;
+use crate::{Error, Result, lr::LearningRate, run_dir};
+use std::{path::Path, sync::Arc, time::Instant};
+use temper_checkpoint::{ExportOptions, Loaded, Sidecar, Store};
+use temper_config::{Config, FloatType, Resolved};
+use temper_data::{ChatTemplate, Loader, MicroBatch, Report, Tokenizer};
+use temper_tensor::{DType, Ops};
+
+/// Where a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// At step 1.
+    New,
+    /// After the newest good checkpoint.
+    Latest,
+    /// After the checkpoint of this step.
+    Step(usize),
+}
+
+/// A run ready to train.
+pub struct Run {
+    /// The configuration.
+    pub resolved: Resolved,
+    /// When the program started.
+    pub started: Instant,
+    /// Where the model comes from.
+    pub source: Source,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Its chat template.
+    pub template: ChatTemplate,
+    /// The batches.
+    pub loader: Loader,
+    /// What the data consists of and what was left out.
+    pub report: Report,
+    /// Held-out batches.
+    pub eval: Vec<MicroBatch>,
+    /// Weights, gradients, moments.
+    pub trainer: Trainer,
+    /// Learning rate by step.
+    pub schedule: LearningRate,
+    /// What a checkpoint records.
+    pub state: RunState,
+    /// Where checkpoints go.
+    pub store: Store,
+    /// Things to tell the user once events flow.
+    pub notices: Vec<String>,
+}
+
+impl Run {
+    /// Reads and checks everything, then makes the run folder. Until that last step nothing is written.
+    pub fn open(resolved: Resolved, begin: Begin, ops: Arc<dyn Ops>, started: Instant) -> Result<Run> {
+        let config = &resolved.config;
+        let source = setup::find_source(&resolved)?;
+        let Prepared { source, tokenizer, template, dataset } = setup::prepare(&resolved, source)?;
+        dataset.ensure_trainable()?;
+        let loader = dataset.train_plan(&config.train);
+        let eval = dataset.eval_batches(config.train.micro_batch, config.train.eval_sequences);
+        let mut notices = resolved.notices.clone();
+        notices.extend(data_notices(dataset.report()));
+
+        let steps = loader.total_steps();
+        let (mut trainer, said) = setup::trainer(config, &source, config.data.seq_len, ops)?;
+        notices.extend(said);
+        let mut state = RunState {
+            step: 0,
+            updates: 0,
+            skipped: 0,
+            lr: 0.0,
+            data: dataset.fingerprint().to_string(),
+            fixed: Fixed::of(config),
+            steps,
+            model_dir: source.model_dir.display().to_string(),
+        };
+        let store = Store::new(&config.log.dir);
+        if begin != Begin::New {
+            let (loaded, said) = load_checkpoint(&store, begin, &trainer)?;
+            notices.extend(said);
+            state = resume(loaded, state, config, &mut trainer, &mut notices)?;
+        } else if let Some(old) = run_dir::start(&config.log.dir)? {
+            notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
+        }
+        run_dir::write_config(&config.log.dir, &resolved)?;
+        let schedule = LearningRate::new(&config.optim, steps);
+        let report = dataset.report().clone();
+        Ok(Run { started, report, source, tokenizer, template, loader, eval, trainer, schedule, state, store, notices, resolved })
+    }
+
+    /// The configuration's values.
+    pub fn config(&self) -> &Config {
+        &self.resolved.config
+    }
+
+    /// The run folder.
+    pub fn dir(&self) -> &Path {
+        &self.config().log.dir
+    }
+
+    /// Commits a checkpoint of the present state and removes the ones no longer wanted. Returns its folder, size, and notices.
+    pub fn save(&self) -> Result<(String, u64, Vec<String>)> {
+        let t = &self.trainer;
+        let weights: Vec<_> = t.weights.iter().map(|w| w.view()).collect();
+        let m: Vec<_> = t.optimizer.exp_avg.iter().map(|w| w.view()).collect();
+        let v: Vec<_> = t.optimizer.exp_avg_sq.iter().map(|w| w.view()).collect();
+        let state = serde_json::to_value(&self.state).map_err(|e| Error::Input(format!("checkpoint state: {e}")))?;
+        let saved = self.store.save(self.state.step, &t.model.params, &weights, &m, &v, &state, &self.sidecar())?;
+        let keep = &self.config().checkpoint;
+        let notices = self.store.prune(keep.keep_last, keep.keep_every)?;
+        Ok((saved.path.display().to_string(), saved.bytes, notices))
+    }
+
+    /// Writes the weights as a Hugging Face folder, `hf/` of the run folder.
+    pub fn export(&self) -> Result<()> {
+        let weights: Vec<_> = self.trainer.weights.iter().map(|w| w.view()).collect();
+        let options = ExportOptions {
+            dtype: self.config().checkpoint.export_dtype.map(|f| match f {
+                FloatType::Float32 => DType::F32,
+                FloatType::Bfloat16 => DType::BF16,
+            }),
+            overwrite: true,
+            ..ExportOptions::default()
+        };
+        temper_checkpoint::export(&self.dir().join("hf"), &self.trainer.model.params, &weights, &self.sidecar(), &options)?;
+        Ok(())
+    }
+
+    /// The files beside the weights that make a folder a model, and the end-of-turn token that chat training taught.
+    fn sidecar(&self) -> Sidecar {
+        Sidecar {
+            model_dir: self.source.model_dir.clone(),
+            tokenizer_dir: self.source.tokenizer_dir.clone(),
+            extra_eos: self.template.end_of_turn(&self.tokenizer).into_iter().collect(),
+        }
+    }
+}
+
+/// What was left out of the data, with counts: nothing is dropped in silence.
+fn data_notices(r: &Report) -> Vec<String> {
+    let cut = &r.cut;
+    let counted = [
+        (r.bad_rows, "bad rows left out"),
+        (cut.dropped_over_long, "over-long samples dropped"),
+        (cut.truncated, "over-long samples truncated to data.seq_len"),
+        (cut.split, "over-long samples split"),
+        (cut.dropped_no_trained_token, "samples dropped because no token of theirs is trained"),
+    ];
+    let mut notices: Vec<String> = counted.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    notices.extend(r.bad_examples().take(5).map(|bad| format!("bad row {bad}")));
+    notices.extend(r.notices.iter().cloned());
+    notices
+}
+
+fn load_checkpoint(store: &Store, begin: Begin, trainer: &Trainer) -> Result<(Loaded, Vec<String>)> {
+    let params = &trainer.model.params;
+    if let Begin::Step(step) = begin {
+        return Ok((store.load(step, params)?, Vec::new()));
+    }
+    match store.load_latest(params)? {
+        Some(found) => Ok(found),
+        None => Err(Error::Input(format!("{}: no checkpoint to resume from. Run without --resume to start", store.dir().display()))),
+    }
+}
+
+/// Puts a checkpoint's tensors in place after checking that the run may go on from it.
+fn resume(loaded: Loaded, planned: RunState, config: &Config, trainer: &mut Trainer, notices: &mut Vec<String>) -> Result<RunState> {
+    let mut state: RunState = serde_json::from_value(loaded.state)
+        .map_err(|e| Error::Input(format!("{}: state.json is not a training state: {e}", loaded.path.display())))?;
+    let conflicts = state.conflicts(config, &planned.data);
+    if !conflicts.is_empty() {
+        return Err(Error::Input(format!(
+            "{}: cannot go on from this checkpoint: {}. Restore these, or start a new run without --resume (to train further on other data, set model.path to this run's export)",
+            loaded.path.display(),
+            conflicts.join("; ")
+        )));
+    }
+    if state.steps != planned.steps {
+        notices.push(format!("the run was planned for {} steps and is now for {}; the learning rate follows the new plan", state.steps, planned.steps));
+    }
+    notices.push(format!("resumed from {} (step {})", loaded.path.display(), state.step));
+    let ops = trainer.ops.clone();
+    trainer.weights = temper_model::Weights::from_host(&trainer.model.params, loaded.weights, DType::F32, &*ops)?;
+    let adopt = |tensors: Vec<temper_tensor::Tensor>| tensors.into_iter().map(|t| ops.adopt(t)).collect::<temper_tensor::Result<Vec<_>>>();
+    trainer.optimizer.exp_avg = adopt(loaded.exp_avg)?;
+    trainer.optimizer.exp_avg_sq = adopt(loaded.exp_avg_sq)?;
+    trainer.optimizer.updates = state.updates;
+    state.steps = planned.steps;
+    state.model_dir = planned.model_dir;
+    Ok(state)
+}

@@ -1,0 +1,72 @@
+//! The folder of a run: made only when everything else is known to be good, never mixed with an earlier run.
+
+use crate::{Error, Result};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+use temper_config::Resolved;
+
+/// What a run leaves in its folder besides checkpoints.
+const CONFIG: &str = "config.resolved.json";
+/// Files and folders by which an earlier run is recognised.
+const TRACES: [&str; 4] = ["events.jsonl", "checkpoints", CONFIG, "hf"];
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Io { path: path.to_path_buf(), source }
+}
+
+/// Makes the folder of a new run. One that holds an earlier run is moved aside first; returns where to, if so.
+pub fn start(dir: &Path) -> Result<Option<PathBuf>> {
+    let moved = if TRACES.iter().any(|t| dir.join(t).exists()) { Some(move_aside(dir)?) } else { None };
+    fs::create_dir_all(dir).map_err(io_error(dir))?;
+    Ok(moved)
+}
+
+/// `run` becomes `run.1`, or the next free number.
+fn move_aside(dir: &Path) -> Result<PathBuf> {
+    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let free = (1..).map(|n| dir.with_file_name(format!("{name}.{n}"))).find(|p| !p.exists());
+    let target = free.unwrap_or_else(|| dir.with_extension("old"));
+    fs::rename(dir, &target).map_err(|source| {
+        let why = format!("it holds an earlier run and cannot be moved to {}: {source}. Choose another log.dir or use --resume", target.display());
+        Error::Io { path: dir.to_path_buf(), source: io::Error::new(source.kind(), why) }
+    })?;
+    Ok(target)
+}
+
+/// Writes the resolved configuration, with the reason of every value that was chosen automatically.
+pub fn write_config(dir: &Path, resolved: &Resolved) -> Result<()> {
+    let path = dir.join(CONFIG);
+    let temporary = dir.join(format!(".{CONFIG}.tmp"));
+    let text = format!("{:#}\n", resolved.to_json());
+    fs::write(&temporary, text).map_err(io_error(&temporary))?;
+    fs::rename(&temporary, &path).map_err(io_error(&path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_run_is_moved_aside_and_nothing_is_lost() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("run");
+        assert_eq!(start(&dir).unwrap(), None);
+        fs::write(dir.join("events.jsonl"), "one").unwrap();
+        assert_eq!(start(&dir).unwrap(), Some(tmp.path().join("run.1")));
+        fs::write(dir.join("events.jsonl"), "two").unwrap();
+        assert_eq!(start(&dir).unwrap(), Some(tmp.path().join("run.2")));
+        assert_eq!(fs::read_to_string(tmp.path().join("run.1/events.jsonl")).unwrap(), "one");
+        assert_eq!(fs::read_to_string(tmp.path().join("run.2/events.jsonl")).unwrap(), "two");
+        assert!(dir.is_dir() && !dir.join("events.jsonl").exists());
+    }
+
+    #[test]
+    fn a_folder_with_other_files_is_used_as_it_is() {
+        let tmp = tempfile::tempdir().unwrap();
+        fs::write(tmp.path().join("notes.txt"), "keep").unwrap();
+        assert_eq!(start(tmp.path()).unwrap(), None);
+        assert!(tmp.path().join("notes.txt").exists());
+    }
+}

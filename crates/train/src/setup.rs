@@ -1,0 +1,108 @@
+//! From a configuration to everything a run needs. Nothing is written here: a fault of the input leaves no trace.
+
+use crate::step::{Settings, Trainer};
+use crate::{Error, Result};
+use std::{path::PathBuf, sync::Arc};
+use temper_checkpoint::{WeightsFolder, resolve_model};
+use temper_config::{Arch, AuxLoss, Config, InitFrom, Resolved};
+use temper_data::{ChatTemplate, Dataset, Tokenizer};
+use temper_model::{Grads, Model, Recompute, RopeTables, Weights};
+use temper_parallel::{AdamWConfig, Optimizer};
+use temper_tensor::{Balance, DType, Ops};
+
+/// A model folder and what was read from it.
+pub struct Source {
+    /// Folder of config.json and weights.
+    pub model_dir: PathBuf,
+    /// Folder of the tokenizer files.
+    pub tokenizer_dir: PathBuf,
+    /// The architecture.
+    pub arch: Arch,
+}
+
+/// Data ready to be trained on.
+pub struct Prepared {
+    /// Where the model comes from.
+    pub source: Source,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Its chat template.
+    pub template: ChatTemplate,
+    /// The samples.
+    pub dataset: Dataset,
+}
+
+/// Finds the model (on disk or on the Hub) and its tokenizer's folder.
+pub fn find_source(resolved: &Resolved) -> Result<Source> {
+    let (config, base) = (&resolved.config.model, resolved.origin.parent().unwrap_or(std::path::Path::new("")));
+    let weights_wanted = config.init == InitFrom::Pretrained;
+    let model_dir = resolve_model(&config.path, base, &config.revision, weights_wanted)?;
+    let tokenizer_dir = match &config.tokenizer {
+        Some(spec) => resolve_model(spec, base, &config.revision, false)?,
+        None => model_dir.clone(),
+    };
+    let arch = Arch::from_folder(&model_dir)?;
+    Ok(Source { model_dir, tokenizer_dir, arch })
+}
+
+/// Reads, renders, tokenises and masks the data.
+pub fn prepare(resolved: &Resolved, source: Source) -> Result<Prepared> {
+    let tokenizer = Tokenizer::load(&source.tokenizer_dir)?;
+    tokenizer.check_model_rows(source.arch.vocab)?;
+    let template = ChatTemplate::load(&resolved.config.data.template, &resolved.config.data.template_args, &tokenizer)?;
+    let dataset = Dataset::build(&resolved.config.data, &tokenizer, &template)?;
+    Ok(Prepared { source, tokenizer, template, dataset })
+}
+
+/// Loads (or draws) the weights and allocates gradients and moments.
+pub fn trainer(config: &Config, source: &Source, longest: usize, ops: Arc<dyn Ops>) -> Result<(Trainer, Vec<String>)> {
+    let arch = &source.arch;
+    let dtype = DType::F32;
+    let mut model = Model::new(arch)?;
+    if config.memory.loss_chunk > 0 {
+        model.head.chunk_rows = config.memory.loss_chunk;
+    }
+    let mut notices = arch.notices.clone();
+    let weights = match config.model.init {
+        InitFrom::Random => Weights::random(&model.params, config.train.seed, dtype, &*ops)?,
+        InitFrom::Pretrained => {
+            let (tensors, said) = WeightsFolder::open(&source.model_dir)?.load(&model.params, dtype)?;
+            notices.extend(said);
+            Weights::from_host(&model.params, tensors, dtype, &*ops)?
+        }
+    };
+    let optim = &config.optim;
+    let adamw = AdamWConfig { betas: optim.betas, eps: optim.eps, weight_decay: optim.weight_decay, clip: optim.clip };
+    Ok((
+        Trainer {
+            grads: Grads::zeros(&model.params, dtype, &*ops)?,
+            optimizer: Optimizer::new(&*ops, &model.params, dtype, adamw)?,
+            rope: RopeTables::new(&*ops, arch, longest.max(1), dtype)?,
+            settings: settings(config, arch)?,
+            model,
+            weights,
+            ops,
+        },
+        notices,
+    ))
+}
+
+/// What is minimised: the loss, and for models with experts the auxiliary losses.
+fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
+    let train = &config.train;
+    let coef = |moe: &temper_config::Moe| train.aux_loss_coef.unwrap_or(moe.aux_coef);
+    let balance = match (&arch.moe, train.aux_loss) {
+        (None, AuxLoss::Hf | AuxLoss::Megatron) => {
+            return Err(Error::Input(format!("train.aux_loss: the model ({:?}) has no experts to balance. Remove the key", arch.model_type)));
+        }
+        (None, _) | (Some(_), AuxLoss::None) => None,
+        (Some(moe), AuxLoss::Auto) => moe.aux_in_loss.then(|| (Balance::Hf, coef(moe))),
+        (Some(moe), AuxLoss::Hf) => Some((Balance::Hf, coef(moe))),
+        (Some(moe), AuxLoss::Megatron) => Some((Balance::Megatron, coef(moe))),
+    };
+    let recompute = match config.memory.recompute {
+        temper_config::Recompute::None => Recompute::None,
+        temper_config::Recompute::Full => Recompute::Full,
+    };
+    Ok(Settings { reduction: train.loss_reduction, balance, z_coef: train.z_loss_coef, recompute })
+}

@@ -1,0 +1,127 @@
+//! Supervised fine-tuning: the loop from the first step to the last, with evaluation and checkpoints.
+
+use crate::events::{End, Eval, Event, Notice, Saved, Sink, Start, Step};
+use crate::measure::{Flops, peak_memory};
+use crate::run::Run;
+use crate::{Error, Result, guard};
+use std::time::Instant;
+use temper_config::OnNonFinite;
+use temper_data::{MicroBatch, StepBatch};
+use temper_model::param::count;
+
+/// Trains from the run's next step to its last and leaves the final checkpoint (and export) behind.
+pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
+    let flops = Flops::new(&run.source.arch, &run.trainer.model.params);
+    let began = Instant::now();
+    let mut end = End { step: run.state.step, loss: f64::NAN, tokens: 0, wall_s: 0.0, skipped: run.state.skipped };
+    announce(run, sink);
+    if run.config().train.eval_every > 0 && run.state.step == 0 {
+        evaluate(run, 0, sink)?;
+    }
+    for step in run.state.step + 1..=run.state.steps {
+        let clock = Instant::now();
+        let batch = run.loader.batch(step - 1);
+        let lr = run.schedule.at(step);
+        let done = run.trainer.step(&batch, lr)?;
+        if !done.updated {
+            let found = guard::diagnose(run, step, &batch, &done)?;
+            if run.config().train.on_non_finite == OnNonFinite::Stop {
+                return Err(Error::NonFinite(found));
+            }
+            run.state.skipped += 1;
+            sink.event(&Event::Notice(Notice { message: format!("{found} Update skipped"), count: Some(run.state.skipped) }));
+        }
+        run.state.step = step;
+        run.state.updates = run.trainer.optimizer.updates;
+        run.state.lr = lr;
+
+        let wall_s = clock.elapsed().as_secs_f64();
+        let model_tflops = flops.of(lengths(&batch)) / wall_s / 1e12;
+        end.tokens += batch.tokens() as u64;
+        end.loss = done.loss;
+        sink.event(&Event::Step(Step {
+            step,
+            epoch: batch.epoch,
+            loss: done.loss,
+            aux_loss: done.aux_loss,
+            z_loss: done.z_loss,
+            grad_norm: done.grad_norm,
+            lr,
+            tokens: batch.tokens(),
+            trained_tokens: batch.trained_tokens(),
+            tokens_per_s: batch.tokens() as f64 / wall_s,
+            model_tflops,
+            mfu: None,
+            mem_peak_bytes: peak_memory(),
+            wall_s,
+            skipped: !done.updated,
+        }));
+
+        let last = step == run.state.steps;
+        if due(step, run.config().train.eval_every) || last {
+            evaluate(run, step, sink)?;
+        }
+        if due(step, run.config().checkpoint.every) || last {
+            save(run, sink)?;
+        }
+    }
+    if run.config().checkpoint.export {
+        run.export()?;
+    }
+    (end.step, end.skipped, end.wall_s) = (run.state.step, run.state.skipped, began.elapsed().as_secs_f64());
+    sink.event(&Event::End(end.clone()));
+    Ok(end)
+}
+
+fn due(step: usize, every: usize) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}
+
+fn lengths(batch: &StepBatch) -> impl Iterator<Item = usize> + '_ {
+    batch.micro.iter().flat_map(|m| m.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize))
+}
+
+fn announce(run: &mut Run, sink: &mut dyn Sink) {
+    let (params, active_params) = count(&run.source.arch, &run.trainer.model.params);
+    sink.event(&Event::Start(Start {
+        step: run.state.step + 1,
+        steps: run.state.steps,
+        params,
+        active_params,
+        backend: run.trainer.ops.name(),
+        samples: run.report.kept as usize,
+        sequences: run.report.packing.sequences as usize,
+        startup_s: run.started.elapsed().as_secs_f64(),
+    }));
+    for message in std::mem::take(&mut run.notices) {
+        sink.event(&Event::Notice(Notice { message, count: None }));
+    }
+}
+
+/// Mean loss over the held-out samples.
+fn evaluate(run: &Run, step: usize, sink: &mut dyn Sink) -> Result<()> {
+    if run.eval.is_empty() {
+        return Ok(());
+    }
+    let clock = Instant::now();
+    let (mut sum, mut weight) = (0.0, 0.0);
+    for micro in &run.eval {
+        let (s, w) = run.trainer.evaluate(micro)?;
+        (sum, weight) = (sum + s, weight + w);
+    }
+    let loss = sum / weight;
+    let trained_tokens = run.eval.iter().map(MicroBatch::trained_tokens).sum();
+    sink.event(&Event::Eval(Eval { step, loss, perplexity: loss.exp(), trained_tokens, wall_s: clock.elapsed().as_secs_f64() }));
+    Ok(())
+}
+
+/// Commits a checkpoint, then removes those that are no longer wanted.
+fn save(run: &mut Run, sink: &mut dyn Sink) -> Result<()> {
+    let clock = Instant::now();
+    let (path, bytes, notices) = run.save()?;
+    sink.event(&Event::Checkpoint(Saved { step: run.state.step, path, bytes, wall_s: clock.elapsed().as_secs_f64() }));
+    for message in notices {
+        sink.event(&Event::Notice(Notice { message, count: None }));
+    }
+    Ok(())
+}

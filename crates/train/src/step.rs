@@ -1,0 +1,131 @@
+//! One optimizer step, from a batch to updated weights.
+//!
+//! Legend: M micro-batches of the step; a micro-batch has T tokens, of which N have a target.
+
+use crate::{Error, Result};
+use std::sync::Arc;
+use temper_config::LossReduction;
+use temper_data::{MicroBatch, StepBatch};
+use temper_model::{AuxSettings, Batch, Cx, Grads, Model, Objective, Outputs, Recompute, RopeTables, Weights, loss_sum, read_floats};
+use temper_parallel::Optimizer;
+use temper_tensor::{Balance, DType, Ops};
+
+/// Everything a step reads and changes. All of it is allocated before the first step.
+pub struct Trainer {
+    /// The backend.
+    pub ops: Arc<dyn Ops>,
+    /// The network.
+    pub model: Model,
+    /// Its weights.
+    pub weights: Weights,
+    /// Gradients of the step.
+    pub grads: Grads,
+    /// Moments.
+    pub optimizer: Optimizer,
+    /// Rotary tables as long as the longest document.
+    pub rope: RopeTables,
+    /// What is minimised.
+    pub settings: Settings,
+}
+
+/// What is minimised, fixed for the run.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Divisor of the token losses.
+    pub reduction: LossReduction,
+    /// Load-balancing loss and its coefficient.
+    pub balance: Option<(Balance, f64)>,
+    /// Coefficient of the router z-loss.
+    pub z_coef: f64,
+    /// What the forward pass keeps.
+    pub recompute: Recompute,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepResult {
+    /// Mean cross-entropy (see [`LossReduction`]).
+    pub loss: f64,
+    /// Load-balancing loss without coefficient, mean over micro-batches.
+    pub aux_loss: Option<f64>,
+    /// Router z-loss without coefficient, mean over micro-batches.
+    pub z_loss: Option<f64>,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// False when the loss or the gradient was not finite and the update was left out.
+    pub updated: bool,
+}
+
+impl Trainer {
+    /// One optimizer step at learning rate `lr`. Without an update when something is not finite.
+    pub fn step(&mut self, batch: &StepBatch, lr: f64) -> Result<StepResult> {
+        let (loss, aux_loss, z_loss) = self.accumulate(batch)?;
+        let norm = self.optimizer.grad_norm(&*self.ops, &self.grads)?;
+        let updated = loss.is_finite() && norm.0.is_finite();
+        if updated {
+            self.optimizer.step(&*self.ops, &self.model.params, &mut self.weights, &self.grads, norm, lr)?;
+        }
+        Ok(StepResult { loss, aux_loss, z_loss, grad_norm: norm.0, updated })
+    }
+
+    /// Loss and gradients of a global batch; returns loss, load-balancing loss, z-loss.
+    pub fn accumulate(&mut self, batch: &StepBatch) -> Result<(f64, Option<f64>, Option<f64>)> {
+        let ops = self.ops.clone();
+        self.grads.clear(&*ops)?;
+        let scales = loss_scales(batch, self.settings.reduction);
+        let mut outputs: Vec<(Outputs, Batch)> = Vec::with_capacity(batch.micro.len());
+        for (micro, &loss_scale) in batch.micro.iter().zip(&scales) {
+            let tokens = upload(&*ops, micro, self.weights.dtype())?;
+            let objective = Objective { loss_scale, aux: self.aux(batch.micro.len()), recompute: self.settings.recompute };
+            let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &tokens };
+            outputs.push((self.model.forward_backward(&cx, &mut self.grads, &objective)?, tokens));
+        }
+        self.report(&outputs, &scales)
+    }
+
+    fn aux(&self, micro_batches: usize) -> Option<AuxSettings> {
+        let (kind, coef) = self.settings.balance.unwrap_or((Balance::Hf, 0.0));
+        let wanted = self.settings.balance.is_some() || self.settings.z_coef != 0.0;
+        wanted.then_some(AuxSettings { kind, coef, z_coef: self.settings.z_coef, scale: 1.0 / micro_batches as f64 })
+    }
+
+    /// Reads what the micro-batches left on the backend: the only wait of the step before the norm.
+    fn report(&self, outputs: &[(Outputs, Batch)], scales: &[f64]) -> Result<(f64, Option<f64>, Option<f64>)> {
+        let (mut loss, mut balance, mut z) = (0.0, 0.0, 0.0);
+        let share = 1.0 / outputs.len().max(1) as f64;
+        let mut has_aux = false;
+        for ((out, batch), scale) in outputs.iter().zip(scales) {
+            loss += scale * loss_sum(&*self.ops, &out.losses, batch.labels()?)?;
+            if let Some(aux) = &out.aux {
+                has_aux = true;
+                balance += share * read_floats(&*self.ops, &aux.balance)?[0];
+                z += share * read_floats(&*self.ops, &aux.z)?[0];
+            }
+        }
+        let aux_loss = (has_aux && self.settings.balance.is_some()).then_some(balance);
+        Ok((loss, aux_loss, (has_aux && self.settings.z_coef != 0.0).then_some(z)))
+    }
+
+    /// Sum of weighted losses and sum of weights of one micro-batch, without gradients.
+    pub fn evaluate(&self, micro: &MicroBatch) -> Result<(f64, f64)> {
+        let batch = upload(&*self.ops, micro, self.weights.dtype())?;
+        let cx = Cx { ops: &*self.ops, weights: &self.weights, rope: &self.rope, batch: &batch };
+        let out = self.model.forward_loss(&cx, &None)?;
+        Ok((loss_sum(&*self.ops, &out.losses, batch.labels()?)?, micro.weight_sum()))
+    }
+}
+
+/// Factor on the sum of weighted token losses of each micro-batch.
+fn loss_scales(batch: &StepBatch, reduction: LossReduction) -> Vec<f64> {
+    let sums: Vec<f64> = batch.micro.iter().map(MicroBatch::weight_sum).collect();
+    let total: f64 = sums.iter().sum();
+    match reduction {
+        LossReduction::Token => vec![if total > 0.0 { 1.0 / total } else { 0.0 }; sums.len()],
+        LossReduction::Microbatch => sums.iter().map(|s| if *s > 0.0 { 1.0 / (s * sums.len() as f64) } else { 0.0 }).collect(),
+    }
+}
+
+fn upload(ops: &dyn Ops, micro: &MicroBatch, dtype: DType) -> Result<Batch> {
+    let batch = Batch::new(ops, &micro.ids, &micro.positions, &micro.cu_seqlens).map_err(Error::Model)?;
+    Ok(batch.with_labels(ops, dtype, &micro.targets, &micro.weights)?)
+}
