@@ -60,10 +60,16 @@ impl Cuda {
         let arena = Arc::new(Arena::new(device.clone())?);
         let gemm = Gemm::new(device.clone(), lt?, &arena)?;
         tracing::info!(
-            gpu = device.name, arch = compiler.arch, driver = device.driver_version, multiprocessors = device.multiprocessors,
+            gpu = device.name,
+            arch = compiler.arch,
+            driver = device.driver_version,
+            multiprocessors = device.multiprocessors,
             memory_gib = device.memory as f64 / (1u64 << 30) as f64,
-            nvrtc = format!("{}.{}", compiler.version.0, compiler.version.1), nvrtc_path = compiler.path(),
-            cublaslt = gemm.version(), cublaslt_path = gemm.path(), "opened the GPU"
+            nvrtc = format!("{}.{}", compiler.version.0, compiler.version.1),
+            nvrtc_path = compiler.path(),
+            cublaslt = gemm.version(),
+            cublaslt_path = gemm.path(),
+            "opened the GPU"
         );
         let sdpa = if options.no_cudnn { None } else { open_cudnn(&device) };
         Ok(Cuda {

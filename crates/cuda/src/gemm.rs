@@ -122,9 +122,22 @@ impl Gemm {
         // SAFETY: the caller checked the operands' shapes; scalars are read during the call.
         let status = unsafe {
             (self.lib.cublasLtMatmul)(
-                self.handle, plan.desc, (&raw const alpha).cast(), at.b as *const c_void, lb, at.a as *const c_void, la,
-                (&raw const beta).cast(), at.c as *const c_void, lc, at.c as *mut c_void, lc, algo,
-                self.workspace.address() as *mut c_void, WORKSPACE, self.device.stream().cast(),
+                self.handle,
+                plan.desc,
+                (&raw const alpha).cast(),
+                at.b as *const c_void,
+                lb,
+                at.a as *const c_void,
+                la,
+                (&raw const beta).cast(),
+                at.c as *const c_void,
+                lc,
+                at.c as *mut c_void,
+                lc,
+                algo,
+                self.workspace.address() as *mut c_void,
+                WORKSPACE,
+                self.device.stream().cast(),
             )
         };
         self.lib.check(status, "cublasLtMatmul")
@@ -213,7 +226,10 @@ impl Gemm {
         let [lb, la, lc] = plan.layouts;
         let set = |attribute, value: *const c_void, size| {
             // SAFETY: the value lives until the call returns.
-            l.check(unsafe { (l.cublasLtMatmulPreferenceSetAttribute)(preference, attribute, value, size) }, "cublasLtMatmulPreferenceSetAttribute")
+            l.check(
+                unsafe { (l.cublasLtMatmulPreferenceSetAttribute)(preference, attribute, value, size) },
+                "cublasLtMatmulPreferenceSetAttribute",
+            )
         };
         let align = 1u32 << at.alignment();
         let result = (|| {

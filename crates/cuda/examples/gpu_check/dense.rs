@@ -6,7 +6,10 @@ use temper_tensor::{AdamW, Beta, Trans};
 /// Element-wise operations over n elements.
 pub fn elementwise(n: usize) -> Vec<Case> {
     vec![
-        Case::new(format!("add {n}"), |ops, i, o| ops.add(o[0].view_mut(), i[0].view(), i[1].view())).act(&[n], 1.0).act(&[n], 1.0).out(Act, &[n]),
+        Case::new(format!("add {n}"), |ops, i, o| ops.add(o[0].view_mut(), i[0].view(), i[1].view()))
+            .act(&[n], 1.0)
+            .act(&[n], 1.0)
+            .out(Act, &[n]),
         Case::new(format!("add_assign {n}"), |ops, i, o| ops.add_assign(o[0].view_mut(), i[0].view())).act(&[n], 1.0).adds(Act, &[n]),
         Case::new(format!("scale {n}"), |ops, _, o| ops.scale(o[0].view_mut(), 0.37)).adds(Act, &[n]),
         Case::new(format!("copy to f32 {n}"), |ops, i, o| ops.copy(o[0].view_mut(), i[0].view())).act(&[n], 1.0).out(Stat, &[n]),
@@ -156,8 +159,7 @@ pub fn cross_entropy(n: usize, v: usize) -> Vec<Case> {
 
 /// Optimizer operations over n elements.
 pub fn optimizer(n: usize) -> Vec<Case> {
-    let step =
-        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3, grad_scale: 0.5 };
+    let step = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3, grad_scale: 0.5 };
     vec![
         Case::new(format!("adamw {n}"), move |ops, i, o| {
             let [w, m, v] = take(o)?;
@@ -169,7 +171,23 @@ pub fn optimizer(n: usize) -> Vec<Case> {
         .changes(Stat, &[n], Values::Uniform(0.1, 1.0)),
         Case::new(format!("sum_squares {n}"), |ops, i, o| ops.sum_squares(o[0].view_mut(), i[0].view())).act(&[n], 1.0).adds(Wide, &[1]),
         Case::new(format!("count_non_finite {n}"), |ops, i, o| ops.count_non_finite(o[0].view_mut(), i[0].view()))
-            .input(Act, &[n], Values::Floats((0..n).map(|i| if i % 97 == 5 { f32::NAN } else if i % 89 == 3 { f32::INFINITY } else { i as f32 }).collect()))
+            .input(
+                Act,
+                &[n],
+                Values::Floats(
+                    (0..n)
+                        .map(|i| {
+                            if i % 97 == 5 {
+                                f32::NAN
+                            } else if i % 89 == 3 {
+                                f32::INFINITY
+                            } else {
+                                i as f32
+                            }
+                        })
+                        .collect(),
+                ),
+            )
             .changes(Int, &[1], Values::Ints(vec![5])),
     ]
 }

@@ -125,7 +125,15 @@ pub fn routing(t: usize, e: usize, k: usize, h: usize) -> Vec<Case> {
 
 /// Rows of each expert for S rows: even, or uneven with empty experts.
 fn offsets(rows: usize, e: usize, skewed: bool) -> Vec<i32> {
-    let weight = |i: usize| if !skewed { 1 } else if i == 3 || i % 11 == 7 { 0 } else { 1 + i * 37 % 19 };
+    let weight = |i: usize| {
+        if !skewed {
+            1
+        } else if i == 3 || i % 11 == 7 {
+            0
+        } else {
+            1 + i * 37 % 19
+        }
+    };
     let total: usize = (0..e).map(weight).sum::<usize>().max(1);
     let mut sum = 0;
     let mut all = vec![0i32];

@@ -75,7 +75,8 @@ fn run() -> Result<bool, String> {
 fn loaded_libraries() -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let known = ["libcudnn", "libcublas", "libnvrtc", "libcuda.so"];
-    let mut found: Vec<&str> = maps.lines().filter_map(|l| l.split_whitespace().nth(5)).filter(|p| known.iter().any(|k| p.contains(k))).collect();
+    let mut found: Vec<&str> =
+        maps.lines().filter_map(|l| l.split_whitespace().nth(5)).filter(|p| known.iter().any(|k| p.contains(k))).collect();
     found.sort_unstable();
     found.dedup();
     found.join("\n")

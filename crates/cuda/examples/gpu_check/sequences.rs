@@ -50,19 +50,24 @@ pub fn qkv(lengths: &[usize], h: Heads) -> Vec<Case> {
     let weights = |c: Case| c.act(&[d], 1.0).act(&[d], 1.0);
     let rstd = || Values::Uniform(0.5, 1.5);
     vec![
-        heads(weights(tables(Case::new(s("qkv_prepare with norm"), |ops, i, o| {
-            let [q, k, v, r] = take(o)?;
-            let table = RopeTable { cos: i[0].view(), sin: i[1].view() };
-            let norm = Some((i[3].view(), i[4].view(), 1e-6));
-            ops.qkv_prepare(q.view_mut(), k.view_mut(), v.view_mut(), Some(r.view_mut()), i[5].view(), norm, table, i[2].view())
-        }))).act(&[t, width], 1.0))
+        heads(
+            weights(tables(Case::new(s("qkv_prepare with norm"), |ops, i, o| {
+                let [q, k, v, r] = take(o)?;
+                let table = RopeTable { cos: i[0].view(), sin: i[1].view() };
+                let norm = Some((i[3].view(), i[4].view(), 1e-6));
+                ops.qkv_prepare(q.view_mut(), k.view_mut(), v.view_mut(), Some(r.view_mut()), i[5].view(), norm, table, i[2].view())
+            })))
+            .act(&[t, width], 1.0),
+        )
         .out(Stat, &[t, nq + nk]),
-        heads(tables(Case::new(s("qkv_prepare"), |ops, i, o| {
-            let [q, k, v] = take(o)?;
-            let table = RopeTable { cos: i[0].view(), sin: i[1].view() };
-            ops.qkv_prepare(q.view_mut(), k.view_mut(), v.view_mut(), None, i[3].view(), None, table, i[2].view())
-        }))
-        .act(&[t, width], 1.0)),
+        heads(
+            tables(Case::new(s("qkv_prepare"), |ops, i, o| {
+                let [q, k, v] = take(o)?;
+                let table = RopeTable { cos: i[0].view(), sin: i[1].view() };
+                ops.qkv_prepare(q.view_mut(), k.view_mut(), v.view_mut(), None, i[3].view(), None, table, i[2].view())
+            }))
+            .act(&[t, width], 1.0),
+        ),
         weights(grads(Case::new(s("qkv_prepare_grad_input with norm"), |ops, i, o| {
             let table = RopeTable { cos: i[0].view(), sin: i[1].view() };
             let norm = Some((i[7].view(), i[8].view(), i[9].view()));

@@ -125,7 +125,10 @@ impl Arena {
         let flag = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
         // SAFETY: plain queries and a reservation that `drop` frees.
         unsafe {
-            driver.check((driver.cuMemGetAllocationGranularity)(&mut granularity, &properties(&device), flag), "cuMemGetAllocationGranularity")?;
+            driver.check(
+                (driver.cuMemGetAllocationGranularity)(&mut granularity, &properties(&device), flag),
+                "cuMemGetAllocationGranularity",
+            )?;
         }
         let granularity = granularity.max(2 << 20);
         let capacity = device.memory.next_multiple_of(granularity);

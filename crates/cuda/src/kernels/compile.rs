@@ -72,8 +72,7 @@ impl Compiler {
         let mut program: Program = std::ptr::null_mut();
         // SAFETY: all strings outlive the calls; the program is destroyed below, whatever happens in between.
         unsafe {
-            let status =
-                (n.nvrtcCreateProgram)(&mut program, text.as_ptr(), name.as_ptr(), 1, &header[0].as_ptr(), &header[1].as_ptr());
+            let status = (n.nvrtcCreateProgram)(&mut program, text.as_ptr(), name.as_ptr(), 1, &header[0].as_ptr(), &header[1].as_ptr());
             check(n, status, "nvrtcCreateProgram")?;
             let status = (n.nvrtcCompileProgram)(program, pointers.len() as i32, pointers.as_ptr());
             let result = self.collect(program, status, source);

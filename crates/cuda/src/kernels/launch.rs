@@ -161,8 +161,17 @@ impl Kernels {
         let d = &self.device.driver;
         let status = unsafe {
             (d.cuLaunchKernel)(
-                f.0, x as u32, y as u32, z as u32, grid.threads as u32, 1, 1, grid.shared as u32,
-                self.device.stream(), pointers.as_mut_ptr(), std::ptr::null_mut(),
+                f.0,
+                x as u32,
+                y as u32,
+                z as u32,
+                grid.threads as u32,
+                1,
+                1,
+                grid.shared as u32,
+                self.device.stream(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
         };
         if status == 0 { Ok(()) } else { d.check(status, &format!("launch of {kernel} ({file}, {variant:?}, {grid:?})")) }

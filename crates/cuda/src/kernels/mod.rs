@@ -6,10 +6,12 @@
 mod cache;
 mod compile;
 mod launch;
+mod tensor_map;
 
 pub use compile::{Compiled, Compiler, Resources};
-pub use launch::{Arg, Grid, Kernels};
 pub(crate) use launch::args;
+pub use launch::{Arg, Grid, Kernels};
+pub use tensor_map::TensorMap;
 
 use temper_tensor::DType;
 

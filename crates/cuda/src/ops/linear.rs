@@ -1,10 +1,12 @@
 //! Matrix products: cuBLASLt for single ones, `kernels/gemm_grouped.cu` and `kernels/gemm_sm90a.cu` for layers of experts.
+#![allow(unsafe_code)] // a launch with tensor maps among its arguments
 
 use super::reduce::{ColumnSum, column_sum};
 use super::{Op, elementwise, moe::MAX_EXPERTS, vectors};
 use crate::Cuda;
 use crate::gemm::{Operands, Product};
-use crate::kernels::{Grid, Variant, args};
+use crate::kernels::{Grid, TensorMap, Variant, args};
+use std::ffi::c_void;
 use temper_tensor::{Beta, DType, GroupedGemm, Result, Trans, View, ViewMut};
 
 /// `c` may be f32 while `a` and `b` are bf16, which is how weight gradients accumulate in f32.
@@ -19,11 +21,7 @@ pub fn gemm(cuda: &Cuda, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, bet
         return op.wrong("a", a, format!("{m} rows of the result after its transposition"));
     }
     let b_shape = if tb == Trans::Yes { [n, k] } else { [k, n] };
-    let at = Operands {
-        a: op.address("a", a)?,
-        b: op.input("b", b, dtype, &b_shape)?,
-        c: op.address("c", c.as_view())?,
-    };
+    let at = Operands { a: op.address("a", a)?, b: op.input("b", b, dtype, &b_shape)?, c: op.address("c", c.as_view())? };
     if m == 0 || n == 0 {
         return Ok(());
     }
@@ -83,7 +81,43 @@ pub fn grouped_gemm(cuda: &Cuda, kind: GroupedGemm, c: ViewMut, a: View, b: View
     };
     let result = op.one_of("c", c.dtype(), &[dtype, DType::F32])?;
     let at = Operands { a: op.input("a", a, dtype, ca)?, b: op.input("b", b, dtype, cb)?, c: op.output("c", &c, result, cc)? };
-    portable(cuda, kind, Sizes { e, n, m, s }, at, dtype, result, offsets)
+    let sizes = Sizes { e, n, m, s };
+    if s == 0 {
+        return Ok(());
+    }
+    // 16-byte rows and addresses, and tiles of 256 columns that are not mostly empty.
+    let aligned = [at.a, at.b].iter().all(|x| x.is_multiple_of(16)) && n % 8 == 0 && m % 8 == 0 && at.c.is_multiple_of(16);
+    let cols = if kind == GroupedGemm::Forward { n } else { m };
+    if dtype == DType::BF16 && cuda.device.arch() == "sm_90a" && aligned && cols >= 128 {
+        return hopper(cuda, kind, sizes, at, result, offsets);
+    }
+    portable(cuda, kind, sizes, at, dtype, result, offsets)
+}
+
+/// `kernels/gemm_sm90a.cu`: as many blocks as multiprocessors, tiles of 128 x 256.
+fn hopper(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, result: DType, offsets: u64) -> Result<()> {
+    let map = |base, rows, cols, box_rows| TensorMap::new(&cuda.device, base, rows, cols, box_rows);
+    let matrices = z.e * z.n;
+    let (kernel, ta, tb) = match kind {
+        GroupedGemm::Forward => ("grouped_forward", map(at.a, z.s, z.m, 128)?, map(at.b, matrices, z.m, 256)?),
+        GroupedGemm::InputGrad => ("grouped_input", map(at.a, z.s, z.n, 128)?, map(at.b, matrices, z.m, 64)?),
+        GroupedGemm::WeightGrad => ("grouped_weight", map(at.a, z.s, z.n, 64)?, map(at.b, z.s, z.m, 64)?),
+    };
+    const STAGES: usize = 4;
+    let grid = Grid::line(cuda.device.multiprocessors, 384).shared(STAGES * (128 + 256) * 64 * 2);
+    let (f32_out, e, n, m) = ((result == DType::F32) as i32, z.e as i32, z.n as i32, z.m as i32);
+    let mut pointers: [*mut c_void; 8] = [
+        (&raw const ta).cast_mut().cast(),
+        (&raw const tb).cast_mut().cast(),
+        (&raw const at.c).cast_mut().cast(),
+        (&raw const f32_out).cast_mut().cast(),
+        (&raw const offsets).cast_mut().cast(),
+        (&raw const e).cast_mut().cast(),
+        (&raw const n).cast_mut().cast(),
+        (&raw const m).cast_mut().cast(),
+    ];
+    // SAFETY: each pointer leads to an argument of the kernel's type.
+    Ok(unsafe { cuda.kernels.launch_raw("gemm_sm90a.cu", Variant::PLAIN, kernel, grid, &mut pointers)? })
 }
 
 fn portable(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, dtype: DType, result: DType, offsets: u64) -> Result<()> {

@@ -18,7 +18,9 @@ pub use optimizer::{AdamWTypes, MasterState};
 
 use crate::Cuda;
 use check::{Op, vectors};
-use temper_tensor::{AdamW, Balance, Beta, DType, GroupedGemm, Ops, PagedSeqs, Result, RopeTable, RouterGrad, Tensor, Trans, View, ViewMut};
+use temper_tensor::{
+    AdamW, Balance, Beta, DType, GroupedGemm, Ops, PagedSeqs, Result, RopeTable, RouterGrad, Tensor, Trans, View, ViewMut,
+};
 
 impl Cuda {
     /// Threads for a row of `accesses` accesses: whole warps, about two accesses a thread.

@@ -57,16 +57,7 @@ pub fn combine(c: &Cuda, out: ViewMut, y: View, weights: Option<View>, place: Vi
     Ok(c.kernels.launch(FILE, v, "moe_combine", grid, args![o, y, w, p, k, h])?)
 }
 
-pub fn combine_grad(
-    c: &Cuda,
-    dy: ViewMut,
-    dweights: ViewMut,
-    dout: View,
-    y: View,
-    weights: View,
-    source: View,
-    place: View,
-) -> Result<()> {
+pub fn combine_grad(c: &Cuda, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, source: View, place: View) -> Result<()> {
     let op = Op("moe_combine_grad");
     let dtype = op.activation("y", y.dtype())?;
     let [t, k] = op.dims("place", place)?;

@@ -117,8 +117,21 @@ fn launch(
     let v_scale = 1.0 / (1.0 - step.beta2.powf(t)).sqrt();
     let n = w.numel();
     let a = args![
-        pw, rest, pm, pv, g, n, step.lr as f32, step.beta1 as f32, step.beta2 as f32, step.eps as f32, step.weight_decay as f32,
-        step_size as f32, v_scale as f32, step.grad_scale as f32, scale
+        pw,
+        rest,
+        pm,
+        pv,
+        g,
+        n,
+        step.lr as f32,
+        step.beta1 as f32,
+        step.beta2 as f32,
+        step.eps as f32,
+        step.weight_decay as f32,
+        step_size as f32,
+        v_scale as f32,
+        step.grad_scale as f32,
+        scale
     ];
     Ok(c.kernels.launch(FILE, Variant::PLAIN, kernel, Grid::line(c.flat_blocks(n), 256), a)?)
 }

@@ -30,7 +30,11 @@ fn common(op: Op, q: View, k: View, qkv: View, rope: RopeTable, positions: View)
     }
     let [p, _] = op.dims("rope.cos", rope.cos)?;
     Ok(Common {
-        dtype, t, nq, nk, d,
+        dtype,
+        t,
+        nq,
+        nk,
+        d,
         qkv: op.input("qkv", qkv, dtype, &[t, (nq + 2 * nk) * d])?,
         cos: op.input("rope.cos", rope.cos, DType::F32, &[p, d / 2])?,
         sin: op.input("rope.sin", rope.sin, DType::F32, &[p, d / 2])?,

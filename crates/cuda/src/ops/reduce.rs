@@ -16,7 +16,13 @@ pub fn chunks(c: &Cuda, rows: usize, column_blocks: usize) -> (usize, usize) {
 /// `out[cols] += sum over parts`, `out` f32 or bf16; `parts` = (number, elements from one to the next).
 pub fn sum_partials(c: &Cuda, out: u64, dtype: DType, partial: u64, parts: (usize, usize), cols: usize) -> Result<()> {
     let grid = Grid::line(cols.div_ceil(128), 128);
-    Ok(c.kernels.launch("reduce.cu", Variant::PLAIN, "sum_partials", grid, args![out, dtype == DType::F32, partial, parts.0, parts.1, cols])?)
+    Ok(c.kernels.launch(
+        "reduce.cu",
+        Variant::PLAIN,
+        "sum_partials",
+        grid,
+        args![out, dtype == DType::F32, partial, parts.0, parts.1, cols],
+    )?)
 }
 
 /// What is summed over rows.

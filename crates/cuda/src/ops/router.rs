@@ -1,8 +1,8 @@
 //! The router: `kernels/router.cu`. Everything is f32. T tokens, E experts, K experts a token, L layers.
 #![allow(unsafe_code)] // clears scratch memory
 
-use super::Op;
 use super::reduce::{ColumnSum, chunks, column_sum, sum_partials};
+use super::{Op, elementwise};
 use crate::Cuda;
 use crate::kernels::{Grid, Variant, args};
 use temper_tensor::{Balance, DType, Result, RouterGrad, View, ViewMut};
@@ -74,6 +74,13 @@ pub fn balance_loss(
     let [l, e] = op.dims("counts", counts)?;
     let (n, p) = (op.input("counts", counts, DType::F32, &[l, e])?, op.input("prob_sums", prob_sums, DType::F32, &[l, e])?);
     let (o, g) = (op.output("loss", &loss, DType::F32, &[1])?, op.output("grad", &grad, DType::F32, &[l, e])?);
+    if top_k == 0 {
+        return op.wrong("counts", counts, "those of at least one expert per token");
+    }
+    if tokens == 0 || l == 0 {
+        elementwise::fill(c, loss, 0.0)?;
+        return elementwise::fill(c, grad, 0.0);
+    }
     let a = args![o, g, n, p, l, e, tokens as f32, top_k, kind == Balance::Megatron, coef as f32];
     Ok(c.kernels.launch(FILE, Variant::PLAIN, "balance_loss", Grid::line(1, 256), a)?)
 }

@@ -75,9 +75,8 @@ impl Desc {
     fn get_i64(&self, name: A) -> Result<i64> {
         let (mut value, mut got) = (0i64, 0i64);
         // SAFETY: room for the one value asked for.
-        let status = unsafe {
-            (self.lib.cudnnBackendGetAttribute)(self.raw, name, Ty::CUDNN_TYPE_INT64, 1, &mut got, (&raw mut value).cast())
-        };
+        let status =
+            unsafe { (self.lib.cudnnBackendGetAttribute)(self.raw, name, Ty::CUDNN_TYPE_INT64, 1, &mut got, (&raw mut value).cast()) };
         self.lib.check(status, &format!("get {name:?}"))?;
         Ok(value)
     }
@@ -197,7 +196,13 @@ impl Graph {
     }
 
     /// Adds an operation with the given parameter descriptor and tensors.
-    fn push(&mut self, kind: Kind, parameter: Option<(A, Desc)>, tensors: &[(A, Option<T>)], finish: impl Fn(&Desc) -> Result<()>) -> Result<()> {
+    fn push(
+        &mut self,
+        kind: Kind,
+        parameter: Option<(A, Desc)>,
+        tensors: &[(A, Option<T>)],
+        finish: impl Fn(&Desc) -> Result<()>,
+    ) -> Result<()> {
         let o = self.desc(kind)?;
         if let Some((name, p)) = parameter {
             o.set_descs(name, &[&p])?;

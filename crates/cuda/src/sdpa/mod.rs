@@ -77,14 +77,22 @@ impl Sdpa {
         // SAFETY: plain query.
         let version = unsafe { (lib.cudnnGetVersion)() };
         if version < OLDEST {
-            return Err(Error::Unsupported(format!("cuDNN {} is older than {}; {}", dotted(version), dotted(OLDEST), crate::sys::cudnn::SPEC.remedy)));
+            return Err(Error::Unsupported(format!(
+                "cuDNN {} is older than {}; {}",
+                dotted(version),
+                dotted(OLDEST),
+                crate::sys::cudnn::SPEC.remedy
+            )));
         }
         let mut handle: cudnnHandle_t = std::ptr::null_mut();
         // SAFETY: destroyed in `drop`.
         lib.check(unsafe { (lib.cudnnCreate)(&mut handle) }, "create handle")?;
         lib.check(unsafe { (lib.cudnnSetStream)(handle, device.stream().cast()) }, "set stream")?;
         if version < OLDEST_FOR_256 {
-            tracing::warn!(cudnn = dotted(version), "its backward is wrong at head size 256: our own kernels serve there, several times slower");
+            tracing::warn!(
+                cudnn = dotted(version),
+                "its backward is wrong at head size 256: our own kernels serve there, several times slower"
+            );
         }
         let state = State { target: Target::Handle(handle), handle, forward: HashMap::new(), backward: HashMap::new() };
         Ok(Sdpa { device, lib: Arc::new(lib), version, state: Mutex::new(state) })

@@ -3,8 +3,8 @@
 use super::{Spec, library};
 use crate::{Error, Result};
 pub use cudarc::cudnn::sys::{
-    cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, cudnnBackendDescriptor_t, cudnnBackendDescriptorType_t, cudnnBackendHeurMode_t,
-    cudnnDataType_t, cudnnHandle_t, cudnnPointwiseMode_t, cudnnReduceTensorOp_t,
+    cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, cudnnBackendDescriptor_t, cudnnBackendDescriptorType_t,
+    cudnnBackendHeurMode_t, cudnnDataType_t, cudnnHandle_t, cudnnPointwiseMode_t, cudnnReduceTensorOp_t,
 };
 use std::ffi::{c_char, c_int, c_void};
 
