@@ -29,8 +29,19 @@ macro_rules! float {
 }
 float!(f64, x => x as f64, x => x);
 float!(f32, x => x, x => x as f32);
-float!(bf16, x => bf16::from_f32(x), x => bf16::from_f64(x));
-float!(f16, x => f16::from_f32(x), x => f16::from_f64(x));
+float!(bf16, x => bf16::from_f32(x), x => bf16::from_f32(to_odd(x)));
+float!(f16, x => f16::from_f32(x), x => f16::from_f32(to_odd(x)));
+
+/// Rounds towards zero, with the last bit set when anything was lost: a second rounding, to a type at least two bits
+/// shorter, then gives what one rounding would have given. (`half`'s own conversion looks at the upper 32 bits only.)
+fn to_odd(x: f64) -> f32 {
+    let y = x as f32;
+    if f64::from(y) == x || !y.is_finite() {
+        return y;
+    }
+    let towards_zero = if f64::from(y).abs() > x.abs() { y.to_bits() - 1 } else { y.to_bits() };
+    f32::from_bits(towards_zero | 1)
+}
 
 /// The host type equal to a stored one, for the four float types that weights may have.
 pub(crate) fn host_dtype(stored: Stored) -> Option<DType> {

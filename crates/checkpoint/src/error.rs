@@ -26,6 +26,36 @@ pub enum Error {
         /// What was found and the remedy.
         message: String,
     },
+    /// A checkpoint is incomplete or damaged.
+    #[error("checkpoint {path} cannot be used, it is {fault}")]
+    NotWhole {
+        /// Its folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: crate::store::Fault,
+    },
+    /// A run has checkpoints but none can be used.
+    #[error("{dir}: none of the {} checkpoints can be used (nothing was deleted):\n  {}", .checkpoints.len(), .checkpoints.join("\n  "))]
+    NoneWhole {
+        /// The folder of checkpoints.
+        dir: PathBuf,
+        /// Each of them and what is wrong with it.
+        checkpoints: Vec<String>,
+    },
+    /// A model cannot be had from the Hub.
+    #[error("{id}: {message} (Hub endpoint {endpoint}). {remedy}")]
+    Hub {
+        /// The model's id.
+        id: String,
+        /// The server asked.
+        endpoint: String,
+        /// What happened.
+        message: String,
+        /// What to do.
+        remedy: String,
+        /// Whether the id, revision or token is at fault rather than the network.
+        bad_input: bool,
+    },
 }
 
 impl Error {
@@ -41,7 +71,7 @@ impl Error {
 
     /// Whether the fault lies in what the user gave (exit code 2) rather than in the work itself (exit code 1).
     pub fn is_bad_input(&self) -> bool {
-        matches!(self, Error::Bad { .. })
+        matches!(self, Error::Bad { .. } | Error::Hub { bad_input: true, .. })
     }
 }
 

@@ -15,6 +15,8 @@ use std::{
     fmt,
     path::{Component, Path, PathBuf},
 };
+use temper_model::param::Param;
+use temper_tensor::DType;
 
 /// Name of the only weights file of an unsharded model.
 pub(crate) const SINGLE: &str = "model.safetensors";
@@ -42,14 +44,19 @@ impl WeightsFolder {
     /// No weights, or only in PyTorch's pickle format; a malformed index; a shard that is missing, malformed, or
     /// named outside the folder; a tensor that is not in the shard where the index places it.
     pub fn open(dir: &Path) -> Result<WeightsFolder> {
+        WeightsFolder::open_stem(dir, "model")
+    }
+
+    /// As [`WeightsFolder::open`], for `STEM.safetensors` in place of `model.safetensors`.
+    pub(crate) fn open_stem(dir: &Path, stem: &str) -> Result<WeightsFolder> {
         if !dir.is_dir() {
             return Err(Error::bad(dir, "no such folder"));
         }
-        let index = dir.join(INDEX);
+        let single = dir.join(format!("{stem}.safetensors"));
+        let index = dir.join(format!("{stem}.safetensors.index.json"));
         if index.exists() {
-            return WeightsFolder::open_sharded(dir, &index);
+            return WeightsFolder::open_sharded(dir, &index, &single);
         }
-        let single = dir.join(SINGLE);
         if !single.exists() {
             return Err(no_weights(dir));
         }
@@ -58,7 +65,7 @@ impl WeightsFolder {
         Ok(WeightsFolder { dir: dir.to_path_buf(), files: vec![file], place, unlisted: BTreeMap::new(), notices: Vec::new() })
     }
 
-    fn open_sharded(dir: &Path, index_path: &Path) -> Result<WeightsFolder> {
+    fn open_sharded(dir: &Path, index_path: &Path, single: &Path) -> Result<WeightsFolder> {
         let index = Index::read(index_path)?;
         let shards: BTreeSet<&String> = index.weight_map.values().collect();
         check_shards(dir, index_path, &shards)?;
@@ -71,7 +78,7 @@ impl WeightsFolder {
         let place: HashMap<String, usize> = index.weight_map.iter().map(|(name, shard)| (name.clone(), number[shard])).collect();
         let mut folder = WeightsFolder { dir: dir.to_path_buf(), files, place, unlisted: BTreeMap::new(), notices: Vec::new() };
         folder.check_places(index_path)?;
-        folder.note_leftovers(&index);
+        folder.note_leftovers(&index, single);
         Ok(folder)
     }
 
@@ -96,14 +103,14 @@ impl WeightsFolder {
         Err(Error::bad(index_path, format!("{first} is not in {shard}, where the index places it: {elsewhere}{others}")))
     }
 
-    fn note_leftovers(&mut self, index: &Index) {
-        if self.dir.join(SINGLE).exists() && !self.files.iter().any(|f| file_name(f) == SINGLE) {
-            self.notices.push(format!("{}: {SINGLE} is not named by {INDEX} and was not read", self.dir.display()));
+    fn note_leftovers(&mut self, index: &Index, single: &Path) {
+        if single.exists() && !self.files.iter().any(|f| f.path() == single) {
+            self.notices.push(format!("{}: not named by the index beside it and not read", single.display()));
         }
         let total = self.files.iter().map(|f| f.data_len() as u64).sum::<u64>();
         if index.total_size.is_some_and(|t| t != total) {
             let said = index.total_size.unwrap_or_default();
-            self.notices.push(format!("{}: {INDEX} gives total_size {said}, the shards hold {total} bytes", self.dir.display()));
+            self.notices.push(format!("{}: the index gives total_size {said}, the shards hold {total} bytes", self.dir.display()));
         }
     }
 
@@ -127,6 +134,12 @@ impl WeightsFolder {
     /// A tensor by name, to be read whole or by rows ([`TensorRef::rows`]).
     pub fn tensor(&self, name: &str) -> Option<TensorRef<'_>> {
         self.files.get(*self.place.get(name)?)?.tensor(name)
+    }
+
+    /// The host type of the first of these parameters' tensors that is there.
+    pub(crate) fn dtype_of(&self, params: &[Param]) -> Option<DType> {
+        let first = params.iter().flat_map(|p| &p.pieces).find_map(|p| self.tensor(&p.name))?;
+        crate::convert::host_dtype(first.dtype)
     }
 
     /// Name of the file that holds a tensor although the index does not list it.
@@ -163,8 +176,8 @@ fn no_weights(dir: &Path) -> Error {
     }
 }
 
-/// Shard names must be plain names of files that exist.
-fn check_shards(dir: &Path, index_path: &Path, shards: &BTreeSet<&String>) -> Result<()> {
+/// Shard names must be plain file names.
+fn check_names(index_path: &Path, shards: &BTreeSet<&String>) -> Result<()> {
     for shard in shards {
         let mut parts = Path::new(shard.as_str()).components();
         let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) && !shard.contains(['/', '\\', '\0']);
@@ -172,12 +185,25 @@ fn check_shards(dir: &Path, index_path: &Path, shards: &BTreeSet<&String>) -> Re
             return Err(Error::bad(index_path, format!("shard {shard:?} is not the plain name of a file in this folder")));
         }
     }
+    Ok(())
+}
+
+fn check_shards(dir: &Path, index_path: &Path, shards: &BTreeSet<&String>) -> Result<()> {
+    check_names(index_path, shards)?;
     let missing: Vec<&str> = shards.iter().map(|s| s.as_str()).filter(|s| !dir.join(s).is_file()).collect();
     if missing.is_empty() {
         return Ok(());
     }
     let message = format!("{} of {} shards missing: {}. Download the folder again", missing.len(), shards.len(), some_of(&missing));
     Err(Error::bad(dir, message))
+}
+
+/// Names of the shards in an index, sorted and checked to be plain file names.
+pub(crate) fn shards_named_by(index_path: &Path) -> Result<Vec<String>> {
+    let index = Index::read(index_path)?;
+    let shards: BTreeSet<&String> = index.weight_map.values().collect();
+    check_names(index_path, &shards)?;
+    Ok(shards.into_iter().cloned().collect())
 }
 
 /// `model.safetensors.index.json`.

@@ -7,10 +7,20 @@
 //! declarations and the host tensors that go with them, in the same order.
 
 mod convert;
+mod disk;
 mod error;
+mod export;
 mod folder;
+pub mod hub;
 mod load;
 pub mod safetensors;
+mod sidecar;
+pub mod store;
 
+pub use disk::{Hook, Op};
 pub use error::{Error, Result};
+pub use export::{ExportOptions, export, export_checkpoint};
 pub use folder::WeightsFolder;
+pub use hub::resolve_model;
+pub use sidecar::Sidecar;
+pub use store::{Loaded, Saved, Store};

@@ -7,7 +7,7 @@ use std::{
     ops::ControlFlow,
 };
 use temper_config::{Config, Resolved};
-use temper_data::{ChatTemplate, Dataset, PreviewItem, PreviewLine, Tokenizer, preview, preview_batch, runs};
+use temper_data::{ChatTemplate, Dataset, PreviewItem, PreviewLine, RoleplayOptions, Tokenizer, preview, preview_batch, runs};
 use temper_train::setup::find_source;
 
 /// Samples shown to a person who does not say how many.
@@ -133,6 +133,25 @@ fn stats(args: &Stats) -> anyhow::Result<()> {
 }
 
 fn build_roleplay(args: &BuildRoleplay) -> anyhow::Result<()> {
-    let _ = args;
-    anyhow::bail!("not wired yet")
+    let limit = |n: usize| (n > 0).then_some(n);
+    let options = RoleplayOptions {
+        min_overall: args.min_overall,
+        min_basics: args.min_basics,
+        min_logic: args.min_logic,
+        include_models: args.models.clone(),
+        exclude_models: args.exclude_models.clone(),
+        max_per_seed: limit(args.per_seed),
+        max_turns: limit(args.max_turns),
+        validation: args.val,
+        seed: args.seed,
+    };
+    let report = temper_data::build_roleplay(&args.input, &args.output, &options)?;
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        writeln!(out, "{report}")?;
+    }
+    Ok(())
 }

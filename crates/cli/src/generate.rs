@@ -56,7 +56,7 @@ pub fn answer(
     request: &Request,
     mut on_text: impl FnMut(&str),
 ) -> anyhow::Result<Completion> {
-    let options = EngineOptions::for_requests(std::slice::from_ref(request), 1);
+    let options = EngineOptions::for_requests(std::slice::from_ref(request), &model.arch, 1);
     let decode = |ids: &[u32]| tokenizer.decode(ids, skip_special).unwrap_or_default();
     let mut engine = Engine::new(ops, model, weights, options)?.with_decoder(decode);
     let mut done = engine.generate_with(std::slice::from_ref(request), |_, output| on_text(&output.text))?;
@@ -64,7 +64,12 @@ pub fn answer(
 }
 
 /// The chat template's rendering of one question, ready to be answered, and what ends a turn.
-pub fn chat_prompt(template: &ChatTemplate, tokenizer: &Tokenizer, system: Option<&str>, user: &str) -> anyhow::Result<(Vec<u32>, Option<String>)> {
+pub fn chat_prompt(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    system: Option<&str>,
+    user: &str,
+) -> anyhow::Result<(Vec<u32>, Option<String>)> {
     let mut messages: Vec<Message> = system.map(|s| Message::new(Role::System, s)).into_iter().collect();
     messages.push(Message::new(Role::User, user));
     let text = template.render_messages(&messages, None, true).map_err(temper_data::Error::from)?.text;

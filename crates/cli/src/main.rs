@@ -11,7 +11,7 @@ mod verify;
 
 use args::{Cli, Command};
 use clap::Parser;
-use std::{process::ExitCode, sync::Arc, time::Instant};
+use std::{io::IsTerminal, process::ExitCode, sync::Arc, time::Instant};
 use temper_tensor::{Ops, cpu::Cpu};
 
 fn main() -> ExitCode {
@@ -35,6 +35,14 @@ fn backend(threads: usize) -> Arc<dyn Ops> {
 
 /// Logs go to stderr; `TEMPER_LOG=debug` shows more.
 fn init_logs() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("TEMPER_LOG").unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).init();
+    // What the data crate warns of is also in its report, which the commands print.
+    let filter = tracing_subscriber::EnvFilter::try_from_env("TEMPER_LOG").unwrap_or_else(|_| "warn,temper_data=error".into());
+    let colour = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colour)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Rows of text, columns aligned; all but the first column to the right.
+/// Rows of text in aligned columns: the first and the last to the left, those between to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -28,7 +28,8 @@ impl fmt::Display for Table {
             let mut line = String::new();
             for (c, cell) in row.iter().enumerate() {
                 let pad = " ".repeat(widths[c] - cell.chars().count());
-                line += &if c == 0 { format!("{cell}{pad}") } else { format!("  {pad}{cell}") };
+                let gap = if c == 0 { "" } else { "  " };
+                line += &if c == 0 || c + 1 == columns { format!("{gap}{cell}{pad}") } else { format!("{gap}{pad}{cell}") };
             }
             writeln!(f, "{}", line.trim_end())?;
         }

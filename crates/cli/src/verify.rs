@@ -11,7 +11,10 @@ pub fn run(args: &Verify, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
     let folder = resolve_model(&args.model, Path::new(""), "main", true)?;
     let report = verify(&folder, &args.golden, ops)?;
     if args.json {
-        println!("{}", serde_json::json!({ "passes": report.passes(args.tol), "tol": args.tol, "items": report.items, "notices": report.notices }));
+        println!(
+            "{}",
+            serde_json::json!({ "passes": report.passes(args.tol), "tol": args.tol, "items": report.items, "notices": report.notices })
+        );
     } else {
         print(&report, args.tol);
     }

@@ -197,7 +197,7 @@ section! {
         /// Write TensorBoard files.
         tensorboard: bool = flag(true);
         /// A chat prompt that the trained model answers at the end of the run.
-        sample_prompt: Option<String> = text().optional("none");
+        sample_prompt: Option<String> = text().optional("no prompt");
     }
 }
 

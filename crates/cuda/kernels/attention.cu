@@ -145,7 +145,8 @@ KERNEL attention_delta(float* delta, const T* dout, const T* o, i64 rows, int d)
   if (threadIdx.x % 32 == 0) delta[r] = s;
 }
 
-// dS = P * (dP - delta) * scale with P = exp(scale * Q K^T - lse), dP = dO V^T.  dQ = dS K.
+// dS = P * (dP - delta) * scale with P = exp(scale * Q K^T - lse), dP = dO V^T.  dQ = dS K. The first token of a sequence
+// sees only itself: its dS is zero, and is set to that rather than left to rounding.
 KERNEL attention_grad_q(T* dq, const T* dout, const float* lse, const float* delta, const T* q, const T* k, const T* v, const int* cu, int sequences,
                         int tokens, int Nq, int Nk, int d, float scale) {
   SETUP();
@@ -177,7 +178,7 @@ KERNEL attention_grad_q(T* dq, const T* dout, const float* lse, const float* del
       for (int j = 0; j < CPT; j++) {
         const int t = first + g * RPT + i, key = kt + lane + 8 * j;
         const bool seen = key <= t && key >= start[i] && t < tokens;
-        P[g * RPT + i][lane + 8 * j] = seen ? expf(s[i][j] * scale - top[i]) * (dp[i][j] - del[i]) * scale : 0.f;
+        P[g * RPT + i][lane + 8 * j] = seen && t > start[i] ? expf(s[i][j] * scale - top[i]) * (dp[i][j] - del[i]) * scale : 0.f;
       }
     __syncwarp();
     accumulate(acc, P, K, g, lane);
@@ -193,13 +194,14 @@ KERNEL attention_grad_kv(T* dk, T* dv, const T* dout, const float* lse, const fl
   Tile &K = tiles[0], &W = tiles[1], &Q = tiles[2], &G = tiles[3];
   float (*P)[LP] = (float (*)[LP])&tiles[4];
   float (*S)[LP] = P + R;
-  int end[RPT];
+  int begin[RPT], end[RPT];
   float s[RPT][CPT], dp[RPT][CPT], factor[RPT];
   float4 ak[RPT][C4], av[RPT][C4];
   clear(ak); clear(av);
 #pragma unroll
   for (int i = 0; i < RPT; i++) {
-    end[i] = cu[sequence_of(cu, sequences, min(first + g * RPT + i, tokens - 1)) + 1];
+    const int own = sequence_of(cu, sequences, min(first + g * RPT + i, tokens - 1));
+    begin[i] = cu[own]; end[i] = cu[own + 1];
     factor[i] = 1;
   }
   const int stop = cu[sequence_of(cu, sequences, min(first + R, tokens) - 1) + 1];
@@ -223,7 +225,7 @@ KERNEL attention_grad_kv(T* dk, T* dv, const T* dout, const float* lse, const fl
           const bool seen = key <= t && t < end[i] && key < tokens;
           const float p = seen ? expf(s[i][j] * scale - top) : 0.f;
           P[g * RPT + i][lane + 8 * j] = p;
-          S[g * RPT + i][lane + 8 * j] = seen ? p * (dp[i][j] - del) * scale : 0.f;
+          S[g * RPT + i][lane + 8 * j] = seen && t > begin[i] ? p * (dp[i][j] - del) * scale : 0.f;
         }
       }
       __syncwarp();

@@ -23,10 +23,16 @@ struct __align__(2) f16 { u16 bits; };
 DI float to_f32(f32 x) { return x; }
 DI float to_f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 DI float to_f32(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+// A double rounded to odd: rounding it once more, to bf16 or f16, gives what rounding the double directly would.
+DI float to_f32(double x) {
+  const float y = __double2float_rz(x);
+  return (double)y == x || !(fabsf(y) < INF) ? y : __uint_as_float(__float_as_uint(y) | 1u);
+}
 template <class X> DI X from_f32(float x);
 template <> DI f32 from_f32<f32>(float x) { return x; }
 template <> DI bf16 from_f32<bf16>(float x) { bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
 template <> DI f16 from_f32<f16>(float x) { f16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
+template <> DI double from_f32<double>(float x) { return x; }
 // Rounds as a store to X would.
 template <class X> DI float rounded(float x) { return to_f32(from_f32<X>(x)); }
 DI u32 pack_bf16(float lo, float hi) {  // round to nearest even; `lo` in the low half
@@ -53,11 +59,21 @@ DI void load(const bf16* p, float (&r)[8]) {
   r[0] = low_bf16(x.x); r[1] = high_bf16(x.x); r[2] = low_bf16(x.y); r[3] = high_bf16(x.y);
   r[4] = low_bf16(x.z); r[5] = high_bf16(x.z); r[6] = low_bf16(x.w); r[7] = high_bf16(x.w);
 }
+DI void load(const f16* p, float (&r)[4]) {
+  const uint2 x = *(const uint2*)p;
+  r[0] = to_f32(f16{(u16)x.x}); r[1] = to_f32(f16{(u16)(x.x >> 16)}); r[2] = to_f32(f16{(u16)x.y}); r[3] = to_f32(f16{(u16)(x.y >> 16)});
+}
 template <class X> DI void store(X* p, const float (&r)[1]) { *p = from_f32<X>(r[0]); }
 DI void store(f32* p, const float (&r)[4]) { *(float4*)p = make_float4(r[0], r[1], r[2], r[3]); }
 DI void store(f32* p, const float (&r)[8]) {
   *(float4*)p = make_float4(r[0], r[1], r[2], r[3]);
   *(float4*)(p + 4) = make_float4(r[4], r[5], r[6], r[7]);
+}
+DI void store(f16* p, const float (&r)[4]) {
+  u32 b[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) b[i] = from_f32<f16>(r[i]).bits;
+  *(uint2*)p = make_uint2(b[0] | b[1] << 16, b[2] | b[3] << 16);
 }
 DI void store(bf16* p, const float (&r)[4]) { *(uint2*)p = make_uint2(pack_bf16(r[0], r[1]), pack_bf16(r[2], r[3])); }
 DI void store(bf16* p, const float (&r)[8]) {

@@ -5,50 +5,72 @@
 #include "common.cuh"
 struct Step { float lr, b1, b2, eps, decay, step_size, v_scale, grad_scale; };
 
-struct Plain32 { f32* w; DI float get(i64 i) const { return w[i]; } DI void set(i64 i, float x) const { w[i] = x; } };
+// Weights as f32, N neighbouring ones at a time.
+struct Plain32 {
+  f32* w;
+  template <int N> DI void get(i64 i, float (&x)[N]) const { load(w + i, x); }
+  template <int N> DI void set(i64 i, const float (&x)[N]) const { store(w + i, x); }
+};
 struct Plain16 {
   bf16* w;
-  DI float get(i64 i) const { return to_f32(w[i]); }
-  DI void set(i64 i, float x) const { w[i] = from_f32<bf16>(x); }
+  template <int N> DI void get(i64 i, float (&x)[N]) const { load(w + i, x); }
+  template <int N> DI void set(i64 i, const float (&x)[N]) const { store(w + i, x); }
 };
 struct Master {
   bf16* w; short* rest;
-  DI float get(i64 i) const { return __uint_as_float(((u32)w[i].bits << 16) + (u32)(int)rest[i]); }
-  DI void set(i64 i, float x) const {
-    const u32 bits = __float_as_uint(x), top = (bits + 0x8000u) >> 16;
-    w[i].bits = (u16)top; rest[i] = (short)(bits - (top << 16));
+  template <int N> DI void get(i64 i, float (&x)[N]) const {
+    struct alignas(2 * N) Bits { u16 x[N]; };
+    const Bits top = *(const Bits*)(w + i), low = *(const Bits*)(rest + i);
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] = __uint_as_float(((u32)top.x[j] << 16) + (u32)(int)(short)low.x[j]);
+  }
+  template <int N> DI void set(i64 i, const float (&x)[N]) const {
+    struct alignas(2 * N) Bits { u16 x[N]; };
+    Bits top, low;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      const u32 bits = __float_as_uint(x[j]), t = (bits + 0x8000u) >> 16;
+      top.x[j] = (u16)t; low.x[j] = (u16)(bits - (t << 16));
+    }
+    *(Bits*)(w + i) = top; *(Bits*)(rest + i) = low;
   }
 };
 
-// Four neighbouring elements a thread; the compiler merges their accesses when the addresses are known to be aligned,
-// and the warp's accesses are contiguous in any case.
-template <class W, class M, class G>
-DI void adamw(W w, M* m, M* v, const G* grad, i64 n, Step s, const float* scale) {
-  const float gs = scale ? s.grad_scale * scale[0] : s.grad_scale;
-  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
-    const float g = to_f32(grad[i]) * gs;
-    const float m1 = s.b1 * to_f32(m[i]) + (1.f - s.b1) * g;
-    const float v1 = s.b2 * to_f32(v[i]) + (1.f - s.b2) * g * g;
-    const float x = w.get(i);
-    w.set(i, x - s.lr * s.decay * x - s.step_size * m1 / (sqrtf(v1) * s.v_scale + s.eps));
-    m[i] = from_f32<M>(m1);
-    v[i] = from_f32<M>(v1);
+template <int N, class W, class M, class G>
+DI void update(W w, M* m, M* v, const G* grad, i64 i, const Step& s, float gs) {
+  float g[N], m1[N], v1[N], x[N];
+  load(grad + i, g); load(m + i, m1); load(v + i, v1); w.get(i, x);
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    const float d = g[j] * gs;
+    m1[j] = s.b1 * m1[j] + (1.f - s.b1) * d;
+    v1[j] = s.b2 * v1[j] + (1.f - s.b2) * d * d;
+    x[j] = x[j] - s.lr * s.decay * x[j] - s.step_size * m1[j] / (sqrtf(v1[j]) * s.v_scale + s.eps);
   }
+  w.set(i, x); store(m + i, m1); store(v + i, v1);
 }
-#define PARAMS(M, G) M* m, M* v, const G* grad, i64 n, float lr, float b1, float b2, float eps, float decay, float step_size, float v_scale, float grad_scale, const float* scale
+// Four neighbouring elements a thread when all addresses allow it (`by4`), then the rest one by one.
+template <class W, class M, class G>
+DI void adamw(W w, M* m, M* v, const G* grad, i64 n, Step s, const float* scale, int by4) {
+  const float gs = scale ? s.grad_scale * scale[0] : s.grad_scale;
+  const i64 start = (i64)blockIdx.x * blockDim.x + threadIdx.x, step = (i64)gridDim.x * blockDim.x, n4 = by4 ? n / 4 : 0;
+  for (i64 i = start; i < n4; i += step) update<4>(w, m, v, grad, 4 * i, s, gs);
+  for (i64 i = 4 * n4 + start; i < n; i += step) update<1>(w, m, v, grad, i, s, gs);
+}
+#define PARAMS(M, G) M* m, M* v, const G* grad, i64 n, float lr, float b1, float b2, float eps, float decay, float step_size, float v_scale, float grad_scale, const float* scale, int by4
 #define STEP Step{lr, b1, b2, eps, decay, step_size, v_scale, grad_scale}
 #define COMBINE(M, G) \
-  KERNEL adamw_f32_##M##_##G(f32* w, short* rest, PARAMS(M, G)) { adamw(Plain32{w}, m, v, grad, n, STEP, scale); } \
-  KERNEL adamw_bf16_##M##_##G(bf16* w, short* rest, PARAMS(M, G)) { adamw(Plain16{w}, m, v, grad, n, STEP, scale); } \
-  KERNEL adamw_master_##M##_##G(bf16* w, short* rest, PARAMS(M, G)) { adamw(Master{w, rest}, m, v, grad, n, STEP, scale); }
+  KERNEL adamw_f32_##M##_##G(f32* w, short* rest, PARAMS(M, G)) { adamw(Plain32{w}, m, v, grad, n, STEP, scale, by4); } \
+  KERNEL adamw_bf16_##M##_##G(bf16* w, short* rest, PARAMS(M, G)) { adamw(Plain16{w}, m, v, grad, n, STEP, scale, by4); } \
+  KERNEL adamw_master_##M##_##G(bf16* w, short* rest, PARAMS(M, G)) { adamw(Master{w, rest}, m, v, grad, n, STEP, scale, by4); }
 COMBINE(f32, f32) COMBINE(f32, bf16) COMBINE(bf16, f32) COMBINE(bf16, bf16)
 
 // Splits f32 values into weight and remainder, and joins them.
 KERNEL master_split(bf16* w, short* rest, const f32* x, i64 n) {
-  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) Master{w, rest}.set(i, x[i]);
+  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) { const float v[1] = {x[i]}; Master{w, rest}.set(i, v); }
 }
 KERNEL master_join(f32* x, bf16* w, short* rest, i64 n) {
-  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) x[i] = Master{w, rest}.get(i);
+  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) { float v[1]; Master{w, rest}.get(i, v); x[i] = v[0]; }
 }
 // factor[0] = min(1, limit / (sqrt(sum of squares) + 1e-6)): gradient clipping without the host.
 KERNEL clip_factor(float* factor, const double* squares, float limit) { factor[0] = fminf(1.f, limit / ((float)sqrt(squares[0]) + 1e-6f)); }

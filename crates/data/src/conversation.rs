@@ -16,6 +16,18 @@ pub enum Role {
     Tool,
 }
 
+impl Role {
+    /// The name that templates know.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
 /// One turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
@@ -28,6 +40,14 @@ pub struct Message {
     pub fields: Map<String, Value>,
     /// Weight of this turn in the loss; `None` is the default of the loss rule, 0 masks it.
     pub loss: Option<f32>,
+}
+
+impl Message {
+    /// A turn of plain text.
+    pub fn new(role: Role, content: &str) -> Message {
+        let fields = [("role", role.name()), ("content", content)].map(|(k, v)| (k.to_string(), Value::from(v)));
+        Message { role, content: content.to_string(), fields: fields.into_iter().collect(), loss: None }
+    }
 }
 
 /// One row of a data file.

@@ -15,7 +15,7 @@ pub struct Attention {
     pub qkv: Linear,
     /// Output projection, [H, Nq*D].
     pub out: Linear,
-    /// Norm weights of q and k, each [D].
+    /// Norm weights of q and k, each `[D]`.
     pub qk_norm: Option<(ParamId, ParamId)>,
     heads: usize,
     kv_heads: usize,

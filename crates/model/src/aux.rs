@@ -32,7 +32,7 @@ pub struct AuxStats {
     top_k: usize,
 }
 
-/// Values of the auxiliary losses without coefficients, each [1] on the backend.
+/// Values of the auxiliary losses without coefficients, each `[1]` on the backend.
 pub struct AuxLoss {
     /// Load-balancing loss: over all layers pooled (`Balance::Hf`) or the sum over layers (`Balance::Megatron`).
     pub balance: Tensor,

@@ -10,11 +10,11 @@ pub const IGNORE: i32 = -100;
 
 /// Documents laid end to end.
 pub struct Batch {
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub ids: Tensor,
-    /// Position of each token within its document, [T].
+    /// Position of each token within its document, `[T]`.
     pub positions: Tensor,
-    /// Document boundaries from 0 to T, [B+1].
+    /// Document boundaries from 0 to T, `[B+1]`.
     pub cu_seqlens: Tensor,
     /// What is trained, if anything.
     pub labels: Option<Labels>,
@@ -22,13 +22,13 @@ pub struct Batch {
 
 /// The rows of a batch that have a target.
 pub struct Labels {
-    /// Their row numbers in ascending order, [N]; absent when the head computes every row.
+    /// Their row numbers in ascending order, `[N]`; absent when the head computes every row.
     pub rows: Option<Tensor>,
-    /// Their targets, [N] ([T], with [`IGNORE`], when `rows` is absent).
+    /// Their targets, `[N]` (`[T]`, with [`IGNORE`], when `rows` is absent).
     pub targets: Tensor,
     /// Their loss weights in the stat dtype, as `targets`.
     pub weights: Tensor,
-    /// The loss weight of every token of the batch on the host, [T]; 0 where there is no target.
+    /// The loss weight of every token of the batch on the host, `[T]`; 0 where there is no target.
     pub host_weights: Vec<f32>,
 }
 

@@ -44,15 +44,15 @@ impl KvCache {
 /// Host description of a step of generation; prefill and decode may mix.
 #[derive(Clone, Debug, Default)]
 pub struct StepTokens {
-    /// The new tokens of all sequences end to end, [T].
+    /// The new tokens of all sequences end to end, `[T]`.
     pub tokens: Vec<i32>,
-    /// Position of each within its sequence, [T].
+    /// Position of each within its sequence, `[T]`.
     pub positions: Vec<i32>,
-    /// Cache slot of each, [T].
+    /// Cache slot of each, `[T]`.
     pub slots: Vec<i32>,
-    /// First new token of each sequence, from 0 to T, [B+1].
+    /// First new token of each sequence, from 0 to T, `[B+1]`.
     pub cu_q: Vec<i32>,
-    /// Tokens of each sequence in the cache once this step's are written, [B].
+    /// Tokens of each sequence in the cache once this step's are written, `[B]`.
     pub context: Vec<i32>,
     /// Blocks of each sequence in order, [B, max_blocks], unused entries -1.
     pub blocks: Vec<i32>,
@@ -62,13 +62,13 @@ pub struct StepTokens {
 pub struct CachedStep {
     /// Tokens, positions and `cu_q`.
     pub batch: Batch,
-    /// Cache slots, [T].
+    /// Cache slots, `[T]`.
     pub slots: Tensor,
-    /// Context lengths, [B].
+    /// Context lengths, `[B]`.
     pub context: Tensor,
     /// Block tables, [B, max_blocks].
     pub blocks: Tensor,
-    /// Row of the last token of each sequence, [B].
+    /// Row of the last token of each sequence, `[B]`.
     pub last: Tensor,
 }
 

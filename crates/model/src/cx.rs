@@ -46,7 +46,7 @@ impl Cx<'_> {
         RopeTable { cos: self.rope.cos.view(), sin: self.rope.sin.view() }
     }
 
-    /// Position of each token within its document, [T].
+    /// Position of each token within its document, `[T]`.
     pub fn positions(&self) -> View<'_> {
         self.batch.positions.view()
     }

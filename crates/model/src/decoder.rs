@@ -41,7 +41,7 @@ pub struct Saved {
 
 enum SavedFeedForward {
     Dense(mlp::Saved),
-    Experts(moe::Saved),
+    Experts(Box<moe::Saved>),
 }
 
 /// What the weight gradients need.
@@ -54,7 +54,7 @@ pub struct Work {
 
 enum FeedForwardWork {
     Dense(mlp::Work),
-    Experts(moe::Work),
+    Experts(Box<moe::Work>),
 }
 
 impl Saved {
@@ -104,7 +104,7 @@ impl DecoderLayer {
             }
             FeedForward::Experts(moe) => {
                 let (y, saved) = moe.forward(cx, h)?;
-                (y, SavedFeedForward::Experts(saved))
+                (y, SavedFeedForward::Experts(Box::new(saved)))
             }
         };
         cx.ops.add_assign(y.view_mut(), x1.view())?;
@@ -119,8 +119,8 @@ impl DecoderLayer {
                 (dh, FeedForwardWork::Dense(work))
             }
             (FeedForward::Experts(moe), SavedFeedForward::Experts(s)) => {
-                let (dh, work) = moe.backward_input(cx, s, dy, aux)?;
-                (dh, FeedForwardWork::Experts(work))
+                let (dh, work) = moe.backward_input(cx, *s, dy, aux)?;
+                (dh, FeedForwardWork::Experts(Box::new(work)))
             }
             _ => return Err(mismatch()),
         };
@@ -135,7 +135,7 @@ impl DecoderLayer {
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
         match (&self.feed_forward, work.feed_forward) {
             (FeedForward::Dense(mlp), FeedForwardWork::Dense(w)) => mlp.backward_weight(cx, w, grads)?,
-            (FeedForward::Experts(moe), FeedForwardWork::Experts(w)) => moe.backward_weight(cx, w, grads)?,
+            (FeedForward::Experts(moe), FeedForwardWork::Experts(w)) => moe.backward_weight(cx, *w, grads)?,
             _ => return Err(mismatch()),
         }
         self.norm2.backward_weight(cx, work.norm2, grads)?;

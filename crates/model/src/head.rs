@@ -29,7 +29,7 @@ pub struct Head {
 pub const CHUNK_ROWS: usize = 512;
 
 impl Head {
-    /// Cross-entropy of every token, [T] in the stat dtype: minus the log-probability of its target, 0 where it has none.
+    /// Cross-entropy of every token, `[T]` in the stat dtype: minus the log-probability of its target, 0 where it has none.
     pub fn forward(&self, cx: &Cx, x: &Act) -> Result<Tensor> {
         let labels = cx.batch.labels()?;
         let (h, _) = self.norm.forward(cx, &self.select(cx, x, labels)?)?;

@@ -15,6 +15,7 @@ mod cache;
 mod cx;
 mod declare;
 pub mod decoder;
+pub mod diagnose;
 mod embed;
 mod error;
 mod head;

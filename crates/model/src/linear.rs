@@ -10,7 +10,7 @@ use temper_tensor::{Beta, Tensor, Trans, View};
 pub struct Linear {
     /// `W`, [N, M].
     pub weight: ParamId,
-    /// `b`, [N].
+    /// `b`, `[N]`.
     pub bias: Option<ParamId>,
     /// M.
     pub inputs: usize,

@@ -38,7 +38,7 @@ pub enum Recompute {
 /// What one layer kept.
 pub enum Kept {
     /// Its activations.
-    Saved(decoder::Saved),
+    Saved(Box<decoder::Saved>),
     /// Its input.
     Input(Act),
 }
@@ -56,7 +56,7 @@ pub struct Objective {
 
 /// What a micro-batch reports. On the backend: reading it waits.
 pub struct Outputs {
-    /// Cross-entropy of every token, [T] in the stat dtype: minus the log-probability of its target; 0 where it has none.
+    /// Cross-entropy of every token, `[T]` in the stat dtype: minus the log-probability of its target; 0 where it has none.
     pub losses: Tensor,
     /// Values of the auxiliary losses.
     pub aux: Option<AuxLoss>,
@@ -141,7 +141,7 @@ impl Model {
             let (y, saved) = layer.forward(cx, &x)?;
             count(cx, layer, &saved, stats.as_deref_mut())?;
             kept.push(match recompute {
-                Recompute::None => Kept::Saved(saved),
+                Recompute::None => Kept::Saved(Box::new(saved)),
                 Recompute::Full => Kept::Input(x),
             });
             x = y;
@@ -161,7 +161,7 @@ impl Model {
     ) -> Result<Act> {
         for (layer, kept) in self.layers[range].iter().zip(kept).rev() {
             let saved = match kept {
-                Kept::Saved(saved) => saved,
+                Kept::Saved(saved) => *saved,
                 Kept::Input(x) => layer.forward(cx, &x)?.1,
             };
             let (d, work) = layer.backward_input(cx, saved, &dx, aux)?;

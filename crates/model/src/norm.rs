@@ -9,7 +9,7 @@ use temper_tensor::{Tensor, View};
 
 /// A norm with its weight.
 pub struct RmsNorm {
-    /// `w`, [H].
+    /// `w`, `[H]`.
     pub weight: ParamId,
     /// Epsilon.
     pub eps: f64,

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use temper_config::{Arch, ModelType};
 use temper_model::aux::AuxGrad;
 use temper_model::param::ParamId;
-use temper_model::{Act, AuxSettings, AuxStats, Batch, Cx, Grads, Objective, Recompute, attention::Attention, loss_sum, mlp::Mlp, moe::Moe};
+use temper_model::{
+    Act, AuxSettings, AuxStats, Batch, Cx, Grads, Objective, Recompute, attention::Attention, loss_sum, mlp::Mlp, moe::Moe,
+};
 use temper_tensor::{Balance, DType, Tensor};
 
 const H: f64 = 1e-5;
@@ -178,7 +180,14 @@ fn experts() {
 }
 
 /// The whole network with its objective: embedding, norms, residuals, head, auxiliary losses over several layers.
-fn check_network(what: &str, arch: &Arch, lengths: &[usize], trained: impl Fn(usize) -> bool, settings: Option<AuxSettings>, recompute: Recompute) {
+fn check_network(
+    what: &str,
+    arch: &Arch,
+    lengths: &[usize],
+    trained: impl Fn(usize) -> bool,
+    settings: Option<AuxSettings>,
+    recompute: Recompute,
+) {
     let mut s = Setup::random(arch, DType::F64);
     s.model.head.chunk_rows = 3;
     let batch = documents(&s.ops, DType::F64, arch.vocab, lengths, trained);

@@ -43,8 +43,7 @@ impl Error {
     /// Whether the user's input is at fault (exit code 2) rather than the run (exit code 1).
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Error::Config(_) | Error::Input(_) => true,
-            Error::Data(e) => e.is_bad_input(),
+            Error::Config(_) | Error::Data(_) | Error::Input(_) => true,
             Error::Checkpoint(e) => e.is_bad_input(),
             Error::Model(_) | Error::Tensor(_) | Error::Io { .. } | Error::NonFinite(_) => false,
         }

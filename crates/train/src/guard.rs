@@ -7,7 +7,8 @@ use temper_data::{SampleId, StepBatch};
 
 /// Names what was not finite in a step and the samples it was computed from.
 pub fn diagnose(run: &mut Run, step: usize, batch: &StepBatch, done: &StepResult) -> Result<String> {
-    let what = if done.loss.is_finite() { format!("the gradient norm is {}", done.grad_norm) } else { format!("the loss is {}", done.loss) };
+    let what =
+        if done.loss.is_finite() { format!("the gradient norm is {}", done.grad_norm) } else { format!("the loss is {}", done.loss) };
     let mut place = String::from("no single layer shows it");
     let mut samples: Vec<SampleId> = batch.micro.iter().flat_map(|m| m.samples.iter().cloned()).collect();
     for micro in &batch.micro {

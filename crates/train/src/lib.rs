@@ -14,6 +14,7 @@ pub mod run;
 mod run_dir;
 pub mod setup;
 pub mod sft;
+mod slack;
 mod state;
 pub mod step;
 pub mod verify;

@@ -93,9 +93,12 @@ mod tests {
 
     #[test]
     fn every_schedule_starts_and_ends_where_it_should() {
-        for (schedule, middle, last) in
-            [(Schedule::Linear, 0.00055, 1e-4), (Schedule::Constant, 1e-3, 1e-3), (Schedule::Wsd, 1e-3, 1e-4), (Schedule::Cosine, 0.00055, 1e-4)]
-        {
+        for (schedule, middle, last) in [
+            (Schedule::Linear, 0.00055, 1e-4),
+            (Schedule::Constant, 1e-3, 1e-3),
+            (Schedule::Wsd, 1e-3, 1e-4),
+            (Schedule::Cosine, 0.00055, 1e-4),
+        ] {
             let lr = LearningRate::new(&optim(schedule, Span::Fraction(0.2)), 10);
             assert!((lr.at(1) - 0.5e-3).abs() < 1e-12);
             assert!((lr.at(2) - 1e-3).abs() < 1e-12);

@@ -7,7 +7,7 @@ use crate::{Error, Result, lr::LearningRate, run_dir};
 use std::{path::Path, sync::Arc, time::Instant};
 use temper_checkpoint::{ExportOptions, Loaded, Sidecar, Store};
 use temper_config::{Config, FloatType, Resolved};
-use temper_data::{ChatTemplate, Loader, MicroBatch, Report, Tokenizer};
+use temper_data::{ChatTemplate, Loader, Masker, MicroBatch, Report, Tokenizer};
 use temper_tensor::{DType, Ops};
 
 /// Where a run begins.
@@ -33,6 +33,8 @@ pub struct Run {
     pub tokenizer: Tokenizer,
     /// Its chat template.
     pub template: ChatTemplate,
+    /// The token that ends an assistant turn in this template, which chat training teaches.
+    pub turn_end: Option<u32>,
     /// The batches.
     pub loader: Loader,
     /// What the data consists of and what was left out.
@@ -87,7 +89,9 @@ impl Run {
         run_dir::write_config(&config.log.dir, &resolved)?;
         let schedule = LearningRate::new(&config.optim, steps);
         let report = dataset.report().clone();
-        Ok(Run { started, report, source, tokenizer, template, loader, eval, trainer, schedule, state, store, notices, resolved })
+        let masker = Masker::new(template.clone(), config.data.loss, tokenizer.added_tokens());
+        let turn_end = masker.terminator().and_then(|t| tokenizer.id_of(t.trim_end()));
+        Ok(Run { started, report, source, tokenizer, template, turn_end, loader, eval, trainer, schedule, state, store, notices, resolved })
     }
 
     /// The configuration's values.
@@ -133,7 +137,7 @@ impl Run {
         Sidecar {
             model_dir: self.source.model_dir.clone(),
             tokenizer_dir: self.source.tokenizer_dir.clone(),
-            extra_eos: self.template.end_of_turn(&self.tokenizer).into_iter().collect(),
+            extra_eos: self.turn_end.into_iter().collect(),
         }
     }
 }
@@ -178,7 +182,10 @@ fn resume(loaded: Loaded, planned: RunState, config: &Config, trainer: &mut Trai
         )));
     }
     if state.steps != planned.steps {
-        notices.push(format!("the run was planned for {} steps and is now for {}; the learning rate follows the new plan", state.steps, planned.steps));
+        notices.push(format!(
+            "the run was planned for {} steps and is now for {}; the learning rate follows the new plan",
+            state.steps, planned.steps
+        ));
     }
     notices.push(format!("resumed from {} (step {})", loaded.path.display(), state.step));
     let ops = trainer.ops.clone();

@@ -29,7 +29,10 @@ fn move_aside(dir: &Path) -> Result<PathBuf> {
     let free = (1..).map(|n| dir.with_file_name(format!("{name}.{n}"))).find(|p| !p.exists());
     let target = free.unwrap_or_else(|| dir.with_extension("old"));
     fs::rename(dir, &target).map_err(|source| {
-        let why = format!("it holds an earlier run and cannot be moved to {}: {source}. Choose another log.dir or use --resume", target.display());
+        let why = format!(
+            "it holds an earlier run and cannot be moved to {}: {source}. Choose another log.dir or use --resume",
+            target.display()
+        );
         Error::Io { path: dir.to_path_buf(), source: io::Error::new(source.kind(), why) }
     })?;
     Ok(target)

@@ -93,7 +93,10 @@ fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
     let coef = |moe: &temper_config::Moe| train.aux_loss_coef.unwrap_or(moe.aux_coef);
     let balance = match (&arch.moe, train.aux_loss) {
         (None, AuxLoss::Hf | AuxLoss::Megatron) => {
-            return Err(Error::Input(format!("train.aux_loss: the model ({:?}) has no experts to balance. Remove the key", arch.model_type)));
+            return Err(Error::Input(format!(
+                "train.aux_loss: the model ({:?}) has no experts to balance. Remove the key",
+                arch.model_type
+            )));
         }
         (None, _) | (Some(_), AuxLoss::None) => None,
         (Some(moe), AuxLoss::Auto) => moe.aux_in_loss.then(|| (Balance::Hf, coef(moe))),

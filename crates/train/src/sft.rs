@@ -13,6 +13,9 @@ use temper_model::param::count;
 pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     let flops = Flops::new(&run.source.arch, &run.trainer.model.params);
     let began = Instant::now();
+    if run.state.step >= run.state.steps {
+        return finish_again(run, sink);
+    }
     let mut end = End { step: run.state.step, loss: f64::NAN, tokens: 0, wall_s: 0.0, skipped: run.state.skipped };
     announce(run, sink);
     if run.config().train.eval_every > 0 && run.state.step == 0 {
@@ -71,6 +74,18 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     (end.step, end.skipped, end.wall_s) = (run.state.step, run.state.skipped, began.elapsed().as_secs_f64());
     sink.event(&Event::End(end.clone()));
     Ok(end)
+}
+
+/// A run that is resumed after its last step: nothing to train, but the export is made if it is missing.
+fn finish_again(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
+    run.notices.push(format!("the run is already at its last step, {}: nothing to train", run.state.steps));
+    for message in std::mem::take(&mut run.notices) {
+        sink.event(&Event::Notice(Notice { message, count: None }));
+    }
+    if run.config().checkpoint.export && !run.dir().join("hf").exists() {
+        run.export()?;
+    }
+    Ok(End { step: run.state.step, loss: f64::NAN, tokens: 0, wall_s: 0.0, skipped: run.state.skipped })
 }
 
 fn due(step: usize, every: usize) -> bool {

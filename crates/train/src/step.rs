@@ -6,7 +6,9 @@ use crate::{Error, Result};
 use std::sync::Arc;
 use temper_config::LossReduction;
 use temper_data::{MicroBatch, StepBatch};
-use temper_model::{AuxSettings, Batch, Cx, Grads, Model, Objective, Outputs, Recompute, RopeTables, Weights, loss_sum, read_floats};
+use temper_model::{
+    AuxSettings, Batch, Cx, Grads, Model, Objective, Outputs, Recompute, RopeTables, Weights, diagnose::diagnose, loss_sum, read_floats,
+};
 use temper_parallel::Optimizer;
 use temper_tensor::{Balance, DType, Ops};
 
@@ -104,6 +106,15 @@ impl Trainer {
         }
         let aux_loss = (has_aux && self.settings.balance.is_some()).then_some(balance);
         Ok((loss, aux_loss, (has_aux && self.settings.z_coef != 0.0).then_some(z)))
+    }
+
+    /// What in a micro-batch is first not finite, in words. Runs it once more, slowly; the gradients are lost.
+    pub fn first_non_finite(&mut self, micro: &MicroBatch) -> Result<Option<String>> {
+        let ops = self.ops.clone();
+        let batch = upload(&*ops, micro, self.weights.dtype())?;
+        let objective = Objective { loss_scale: 1.0, aux: self.aux(1), recompute: self.settings.recompute };
+        let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &batch };
+        Ok(diagnose(&self.model, &cx, &mut self.grads, &objective)?.map(|found| found.to_string()))
     }
 
     /// Sum of weighted losses and sum of weights of one micro-batch, without gradients.

@@ -63,6 +63,13 @@ impl File {
         names
     }
 
+    /// Names of all tensors in the order of their bytes.
+    pub fn names_in_order(&self) -> Vec<&str> {
+        let mut names = self.names();
+        names.sort_by_key(|n| self.header.tensors.get(*n).map_or((0, 0), |e| (e.bytes.start, e.bytes.end)));
+        names
+    }
+
     /// Whether the file holds this tensor.
     pub fn contains(&self, name: &str) -> bool {
         self.header.tensors.contains_key(name)

@@ -3,6 +3,9 @@
 
 mod file;
 mod header;
+mod write;
 
 pub use file::{File, TensorRef};
 pub use header::{Entry, Header, MAX_HEADER, Stored};
+pub use write::Item;
+pub(crate) use write::write_sharded;

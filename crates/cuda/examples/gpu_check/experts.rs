@@ -12,7 +12,8 @@ fn choice(t: usize, e: usize, k: usize, skewed: bool) -> Vec<i32> {
         while own.len() < k {
             let bound = if skewed { 1 + r.below(e) } else { e };
             let x = r.below(bound) as i32;
-            if !own.contains(&x) && !(skewed && x == 3 && e > k + 3) {
+            let barred = skewed && x == 3 && e > k + 3;
+            if !barred && !own.contains(&x) {
                 own.push(x);
             }
         }

@@ -1,10 +1,13 @@
 //! Runs every operation on the GPU against the CPU backend, and times it against its floor.
 //!
-//! `gpu_check [parity] [bench] [--no-cudnn] [--deterministic] [--only WORD] [--out FOLDER]`; exit code 1 when anything is off. Needs no cargo and no
+//! `gpu_check [conformance] [parity] [bench] [--no-cudnn] [--deterministic] [--only WORD] [--out FOLDER]`; exit code 1 when anything is off. Needs no cargo and no
 //! Python on the GPU machine: see `scripts/gpu-check.sh`.
 
 mod bench;
 mod case;
+#[path = "../../../tensor/tests/conformance/mod.rs"]
+#[allow(dead_code)] // its checks against naive references are the CPU's
+mod conformance;
 mod dense;
 mod experts;
 mod parity;
@@ -12,10 +15,11 @@ mod sequences;
 
 use std::fmt::Write as _;
 use temper_cuda::{Cuda, Options};
-use temper_tensor::{Ops, cpu::Cpu};
+use temper_tensor::{DType, Ops, cpu::Cpu};
 
 /// What was asked for.
 struct Arguments {
+    conformance: bool,
     parity: bool,
     bench: bool,
     only: Option<String>,
@@ -24,11 +28,12 @@ struct Arguments {
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let mut a = Arguments { parity: false, bench: false, only: None, out: None, options: Options::default() };
+    let mut a = Arguments { conformance: false, parity: false, bench: false, only: None, out: None, options: Options::default() };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value"));
         match word.as_str() {
+            "conformance" => a.conformance = true,
             "parity" => a.parity = true,
             "bench" => a.bench = true,
             "--no-cudnn" => a.options.no_cudnn = true,
@@ -38,8 +43,8 @@ fn arguments() -> Result<Arguments, String> {
             other => return Err(format!("unknown argument {other}")),
         }
     }
-    if !a.parity && !a.bench {
-        (a.parity, a.bench) = (true, true);
+    if !a.conformance && !a.parity && !a.bench {
+        (a.conformance, a.parity, a.bench) = (true, true, true);
     }
     Ok(a)
 }
@@ -52,6 +57,12 @@ fn run() -> Result<bool, String> {
     println!("{}", loaded_libraries());
     let mut report = String::new();
     let mut good = true;
+    if a.conformance {
+        let cpu = Cpu::new(0);
+        conformance::compare(&gpu, DType::F32, &cpu, DType::F64, 1e-5);
+        conformance::compare(&gpu, DType::BF16, &cpu, DType::F32, 1e-2);
+        let _ = writeln!(report, "conformance: {} cases agree in f32 (1e-5) and bf16 (1e-2)", conformance::cases().len());
+    }
     if a.parity {
         let cpu = Cpu::new(0);
         let (text, ok) = parity::run(&gpu, &cpu, a.only.as_deref());

@@ -92,9 +92,13 @@ macro_rules! source {
 /// Largest head sizes the attention kernels are compiled for.
 pub const HEADS: &[u32] = &[32, 64, 128, 256];
 
+/// Largest head sizes of the attention kernels on tensor cores.
+pub const MMA_HEADS: &[u32] = &[64, 128];
+
 /// Every source.
 pub static SOURCES: &[Source] = &[
     source!("attention.cu", true, false, HEADS, None),
+    source!("attention_mma.cu", false, false, MMA_HEADS, None),
     source!("convert.cu", false, false, &[], None),
     source!("elementwise.cu", true, true, &[], None),
     source!("embedding.cu", true, true, &[], None),
@@ -122,7 +126,8 @@ impl Source {
     /// Every variant in which the source is compiled.
     pub fn variants(&self) -> Vec<Variant> {
         if !self.typed {
-            return vec![Variant::PLAIN];
+            let plain = self.heads.is_empty().then_some(Variant::PLAIN);
+            return plain.into_iter().chain(self.heads.iter().map(|&head| Variant { head, ..Variant::PLAIN })).collect();
         }
         let mut all = vec![];
         for dtype in [DType::F32, DType::BF16] {

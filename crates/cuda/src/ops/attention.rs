@@ -1,13 +1,25 @@
-//! Attention: cuDNN where it serves, else `kernels/attention.cu`; generation against a paged cache by `kernels/paged.cu`.
+//! Attention: cuDNN where it serves, else `kernels/attention_mma.cu` (bf16 on tensor cores) or `kernels/attention.cu` (everything); generation against a paged cache by `kernels/paged.cu`.
 //! T tokens, Nq query heads, Nk key heads, head size D, B sequences.
 
 use super::Op;
 use crate::Cuda;
-use crate::kernels::{Grid, HEADS, Variant, args};
+use crate::kernels::{Grid, HEADS, MMA_HEADS, Variant, args};
 use crate::sdpa::{Addresses, Sizes};
 use temper_tensor::{DType, PagedSeqs, Result, View, ViewMut};
 
-const FILE: &str = "attention.cu";
+const PLAIN: &str = "attention.cu";
+const MMA: &str = "attention_mma.cu";
+
+/// Our own kernels for a call.
+struct Own {
+    file: &'static str,
+    variant: Variant,
+    /// Rows of a tile.
+    rows: usize,
+    /// Bytes of a tile, and of a matrix of probabilities beside it.
+    tile: usize,
+    square: usize,
+}
 
 /// Checks that are common to forward and backward: sizes, dtype and addresses of q, k, v and the sequence starts.
 struct Inputs {
@@ -48,12 +60,19 @@ impl Inputs {
         Addresses { q: self.q, k: self.k, v: self.v, o, lse, cu: self.cu, ..Addresses::default() }
     }
 
-    /// Variant, rows of a tile, and bytes of `tiles` tiles and `squares` matrices of probabilities.
-    fn plain(&self, tiles: usize, squares: usize) -> (Variant, usize, usize) {
-        let head = HEADS.iter().copied().find(|h| *h as usize >= self.sizes.head).unwrap_or(256);
+    /// Which of our own kernels serve: those on tensor cores when they can.
+    fn own(&self) -> Own {
+        let d = self.sizes.head;
+        let bound = |heads: &[u32]| heads.iter().copied().find(|h| *h as usize >= d);
+        let aligned = [self.q, self.k, self.v].iter().all(|x| x.is_multiple_of(16));
+        if let Some(head) = bound(MMA_HEADS).filter(|_| self.dtype == DType::BF16 && d.is_multiple_of(8) && aligned) {
+            let tile = 64 * (head as usize + 8) * 2;
+            return Own { file: MMA, variant: Variant { head, ..Variant::PLAIN }, rows: 64, tile, square: 0 };
+        }
+        let head = bound(HEADS).unwrap_or(HEADS[HEADS.len() - 1]);
         let rows = if head > 128 { 16 } else { 32 };
-        let bytes = tiles * rows * (head as usize + 4) * 4 + squares * rows * (rows + 1) * 4;
-        (Variant { head, ..Variant::of(self.dtype, false) }, rows, bytes)
+        let (tile, square) = (rows * (head as usize + 4) * 4, rows * (rows + 1) * 4);
+        Own { file: PLAIN, variant: Variant { head, ..Variant::of(self.dtype, false) }, rows, tile, square }
     }
 }
 
@@ -69,10 +88,10 @@ pub fn forward(c: &Cuda, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, cu
     if let Some(sdpa) = c.sdpa.as_ref().filter(|s| x.dtype == DType::BF16 && s.serves(z)) {
         return Ok(sdpa.forward(c, z, x.addresses(o, lse), x.scale)?);
     }
-    let (variant, rows, bytes) = x.plain(3, 1);
-    let grid = Grid::plane(z.tokens.div_ceil(rows), z.q_heads, 128).shared(bytes);
+    let own = x.own();
+    let grid = Grid::plane(z.tokens.div_ceil(own.rows), z.q_heads, 128).shared(3 * own.tile + own.square);
     let a = args![o, lse, x.q, x.k, x.v, x.cu, z.sequences, z.tokens, z.q_heads, z.k_heads, z.head, x.scale];
-    Ok(c.kernels.launch(FILE, variant, "attention", grid, a)?)
+    Ok(c.kernels.launch(own.file, own.variant, "attention", grid, a)?)
 }
 
 pub fn backward(
@@ -106,14 +125,17 @@ pub fn backward(
     let heads = z.tokens * z.q_heads;
     let delta = c.scratch(heads * 4)?;
     let d = delta.address();
-    let (variant, rows, bytes) = x.plain(4, 1);
-    let tiles = z.tokens.div_ceil(rows);
-    c.kernels.launch(FILE, variant, "attention_delta", Grid::line(heads.div_ceil(8), 256), args![d, dout, o, heads, z.head])?;
+    let own = x.own();
+    let tiles = z.tokens.div_ceil(own.rows);
+    // The row sums <dout, o> have one kernel, in the plain file.
+    let delta_variant = Variant { head: HEADS[0], ..Variant::of(x.dtype, false) };
+    c.kernels.launch(PLAIN, delta_variant, "attention_delta", Grid::line(heads.div_ceil(8), 256), args![d, dout, o, heads, z.head])?;
     let a = args![dq, dout, lse, d, x.q, x.k, x.v, x.cu, z.sequences, z.tokens, z.q_heads, z.k_heads, z.head, x.scale];
-    c.kernels.launch(FILE, variant, "attention_grad_q", Grid::plane(tiles, z.q_heads, 128).shared(bytes), a)?;
-    let (_, _, bytes) = x.plain(4, 2);
+    let grid = Grid::plane(tiles, z.q_heads, 128).shared(4 * own.tile + own.square);
+    c.kernels.launch(own.file, own.variant, "attention_grad_q", grid, a)?;
     let a = args![dk, dv, dout, lse, d, x.q, x.k, x.v, x.cu, z.sequences, z.tokens, z.q_heads, z.k_heads, z.head, x.scale];
-    Ok(c.kernels.launch(FILE, variant, "attention_grad_kv", Grid::plane(tiles, z.k_heads, 128).shared(bytes), a)?)
+    let grid = Grid::plane(tiles, z.k_heads, 128).shared(4 * own.tile + 2 * own.square);
+    Ok(c.kernels.launch(own.file, own.variant, "attention_grad_kv", grid, a)?)
 }
 
 pub fn kv_cache_write(c: &Cuda, cache_k: ViewMut, cache_v: ViewMut, k: View, v: View, slots: View) -> Result<()> {

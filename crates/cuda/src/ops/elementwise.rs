@@ -58,11 +58,17 @@ pub fn fill(c: &Cuda, out: ViewMut, value: f64) -> Result<()> {
     // All-zero bits are zero in every type.
     if value.to_bits() == 0 {
         // SAFETY: the view's own memory.
-        return Ok(unsafe { c.device.memset(p, 0, n * dtype.size())? });
+        unsafe { c.device.memset(p, 0, n * dtype.size())? };
+        return Ok(());
     }
-    if dtype == DType::I32 {
-        let grid = Grid::line(c.flat_blocks(n), 256);
-        return Ok(c.kernels.launch("convert.cu", Variant::PLAIN, "fill_i32", grid, args![p, value as i32, n])?);
+    let raw = match dtype {
+        DType::I32 => Some(("fill_i32", value as i32 as u32 as u64)),
+        DType::F64 => Some(("fill_f64", value.to_bits())),
+        DType::F16 => Some(("fill_f16", half::f16::from_f64(value).to_bits() as u64)),
+        DType::F32 | DType::BF16 => None,
+    };
+    if let Some((kernel, bits)) = raw {
+        return Ok(c.kernels.launch("convert.cu", Variant::PLAIN, kernel, Grid::line(c.flat_blocks(n), 256), args![p, bits, n])?);
     }
     op.activation("out", dtype)?;
     let v = Variant::of(dtype, vectors(dtype, n, &[p]));
@@ -94,7 +100,8 @@ pub fn copy(c: &Cuda, out: ViewMut, x: View) -> Result<()> {
     let (to, from) = (op.address("out", out.as_view())?, op.address("x", x)?);
     if out.dtype() == x.dtype() {
         // SAFETY: both views hold as many bytes, and the borrow checker keeps them apart.
-        return Ok(unsafe { c.device.copy(to, from, x.numel() * x.dtype().size())? });
+        unsafe { c.device.copy(to, from, x.numel() * x.dtype().size())? };
+        return Ok(());
     }
     convert(c, op, out, x, false)
 }
@@ -106,20 +113,24 @@ pub fn add_assign(c: &Cuda, out: ViewMut, a: View) -> Result<()> {
     convert(c, op, out, a, true)
 }
 
+/// Kernels by output and input type, in the order of `FLOATS`; an empty name is a pair that has none.
+const FLOATS: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
+const COPY: [[&str; 4]; 4] = [
+    ["copy_f32_f32", "copy_f32_bf16", "copy_f32_f16", "copy_f32_f64"],
+    ["copy_bf16_f32", "copy_bf16_bf16", "copy_bf16_f16", "copy_bf16_f64"],
+    ["copy_f16_f32", "copy_f16_bf16", "copy_f16_f16", "copy_f16_f64"],
+    ["copy_f64_f32", "copy_f64_bf16", "copy_f64_f16", ""],
+];
+const ADD: [[&str; 3]; 3] = [
+    ["add_f32_f32", "add_f32_bf16", "add_f32_f16"],
+    ["add_bf16_f32", "add_bf16_bf16", "add_bf16_f16"],
+    ["add_f16_f32", "add_f16_bf16", "add_f16_f16"],
+];
+
 fn convert(c: &Cuda, op: Op, out: ViewMut, x: View, accumulate: bool) -> Result<()> {
-    const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
-    let place = |what, d| op.one_of(what, d, &FLOATS).map(|d| FLOATS.iter().position(|f| *f == d).unwrap_or(0));
+    let kinds = if accumulate { &FLOATS[..3] } else { &FLOATS[..] };
+    let place = |what, d| op.one_of(what, d, kinds).map(|d| FLOATS.iter().position(|f| *f == d).unwrap_or(0));
     let (o, i) = (place("out", out.dtype())?, place("x", x.dtype())?);
-    const COPY: [[&str; 3]; 3] = [
-        ["copy_f32_f32", "copy_f32_bf16", "copy_f32_f16"],
-        ["copy_bf16_f32", "copy_bf16_bf16", "copy_bf16_f16"],
-        ["copy_f16_f32", "copy_f16_bf16", "copy_f16_f16"],
-    ];
-    const ADD: [[&str; 3]; 3] = [
-        ["add_f32_f32", "add_f32_bf16", "add_f32_f16"],
-        ["add_bf16_f32", "add_bf16_bf16", "add_bf16_f16"],
-        ["add_f16_f32", "add_f16_bf16", "add_f16_f16"],
-    ];
     let kernel = if accumulate { ADD[o][i] } else { COPY[o][i] };
     let (to, from) = (op.address("out", out.as_view())?, op.address("x", x)?);
     let n = x.numel();

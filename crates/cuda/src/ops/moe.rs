@@ -40,8 +40,9 @@ pub fn gather(c: &Cuda, out: ViewMut, x: View, source: View) -> Result<()> {
     let (o, i) = (op.output("out", &out, dtype, &[s, h])?, op.input("source", source, DType::I32, &[s])?);
     let x = op.address("x", x)?;
     let v = Variant::of(dtype, vectors(dtype, h, &[o, x]));
-    let grid = Grid::line(s, Cuda::row_threads(h / v.width()));
-    Ok(c.kernels.launch(FILE, v, "moe_gather", grid, args![o, x, i, s / t, h])?)
+    let row = h / v.width();
+    let grid = Grid::line((s * row).div_ceil(1024), 256);
+    Ok(c.kernels.launch(FILE, v, "moe_gather", grid, args![o, x, i, s, s / t, row])?)
 }
 
 pub fn combine(c: &Cuda, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()> {

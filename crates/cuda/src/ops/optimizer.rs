@@ -116,6 +116,7 @@ fn launch(
     let step_size = step.lr / (1.0 - step.beta1.powf(t));
     let v_scale = 1.0 / (1.0 - step.beta2.powf(t)).sqrt();
     let n = w.numel();
+    let by4 = [pw, rest, pm, pv, g].iter().all(|x| x.is_multiple_of(16));
     let a = args![
         pw,
         rest,
@@ -131,7 +132,8 @@ fn launch(
         step_size as f32,
         v_scale as f32,
         step.grad_scale as f32,
-        scale
+        scale,
+        by4
     ];
-    Ok(c.kernels.launch(FILE, Variant::PLAIN, kernel, Grid::line(c.flat_blocks(n), 256), a)?)
+    Ok(c.kernels.launch(FILE, Variant::PLAIN, kernel, Grid::line(c.flat_blocks(n.div_ceil(4)), 256), a)?)
 }

@@ -38,16 +38,8 @@ pub fn tiny(model_type: ModelType) -> Arch {
 
 /// As [`tiny`] with experts in every layer.
 pub fn tiny_moe(experts: usize, top_k: usize, normalise: bool) -> Arch {
-    let moe = Moe {
-        experts,
-        top_k,
-        intermediate: 5,
-        normalise,
-        sparse_step: 1,
-        dense_layers: Vec::new(),
-        aux_coef: 0.01,
-        aux_in_loss: true,
-    };
+    let moe =
+        Moe { experts, top_k, intermediate: 5, normalise, sparse_step: 1, dense_layers: Vec::new(), aux_coef: 0.01, aux_in_loss: true };
     Arch { moe: Some(moe), ..tiny(ModelType::Qwen3Moe) }
 }
 
@@ -56,7 +48,8 @@ pub fn random_weights(params: &[Param], seed: u64, dtype: DType, ops: &dyn Ops) 
     let mut weights = Weights::random(params, seed, dtype, ops).unwrap();
     for (i, p) in params.iter().enumerate().filter(|(_, p)| p.shape.len() == 1) {
         let rng = Rng::new(seed ^ 1, i as u64);
-        let values: Vec<f64> = (0..p.numel()).map(|j| f64::from(u8::from(!p.name.contains("bias"))) + 0.2 * rng.normal_at(j as u64)).collect();
+        let values: Vec<f64> =
+            (0..p.numel()).map(|j| f64::from(u8::from(!p.name.contains("bias"))) + 0.2 * rng.normal_at(j as u64)).collect();
         weights.set(ParamId(i), floats(ops, &values, &p.shape, dtype));
     }
     weights
@@ -130,12 +123,25 @@ impl Setup {
 
     /// A fixture's model.
     pub fn fixture(name: &str, dtype: DType) -> Setup {
+        let file = Golden::open(&fixture_path(name).join("model.safetensors"));
+        Setup::with_weights(name, dtype, file.floats())
+    }
+
+    /// A fixture's model after its five optimizer steps.
+    pub fn trained_fixture(name: &str, dtype: DType) -> Setup {
+        let trained = Golden::fixture(name).floats().into_iter();
+        let named = trained.filter_map(|(name, shape, values)| Some((name.strip_prefix("trained/")?.to_string(), shape, values)));
+        Setup::with_weights(name, dtype, named.collect())
+    }
+
+    /// A fixture's architecture with the given tensors, which must be all of it.
+    fn with_weights(name: &str, dtype: DType, tensors: Vec<NamedValues>) -> Setup {
         let ops = Cpu::new(2);
         let arch = Arch::from_folder(&fixture_path(name)).unwrap();
         let model = Model::new(&arch).unwrap();
         let names = Names::new(&model.params);
         let mut host: Vec<Vec<f64>> = model.params.iter().map(|p| vec![f64::NAN; p.numel()]).collect();
-        for (name, shape, values) in Golden::open(&fixture_path(name).join("model.safetensors")).floats() {
+        for (name, shape, values) in tensors {
             let place = names.find(&name).unwrap_or_else(|| panic!("no place for {name}"));
             assert_eq!(place.shape, shape, "{name}");
             host[place.id.0][place.range.clone()].copy_from_slice(&values);
@@ -197,6 +203,9 @@ pub fn fixture_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
+/// Name, shape and values of a tensor.
+pub type NamedValues = (String, Vec<usize>, Vec<f64>);
+
 /// A safetensors file.
 pub struct Golden {
     bytes: Vec<u8>,
@@ -216,7 +225,7 @@ impl Golden {
     }
 
     /// Every F32 tensor: name, shape, values.
-    pub fn floats(&self) -> Vec<(String, Vec<usize>, Vec<f64>)> {
+    pub fn floats(&self) -> Vec<NamedValues> {
         let all = self.file();
         let f32s = all.iter().filter(|(_, t)| t.dtype() == safetensors::Dtype::F32);
         f32s.map(|(n, t)| (n.to_string(), t.shape().to_vec(), f32_values(t.data()))).collect()

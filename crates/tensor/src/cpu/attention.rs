@@ -116,11 +116,16 @@ pub(super) fn attention<T: Float>(
     let blocks = blocks(cu_seqlens, QUERY_BLOCK);
     let outs = split_lengths(o, blocks.iter().map(|b| b.tokens.len() * nq * d));
     let lses = split_lengths(lse, blocks.iter().map(|b| b.tokens.len() * nq));
-    cpu.each(cost(&blocks, heads), outs.into_iter().zip(lses).zip(&blocks), |((o, lse), block)| {
-        for g in 0..nk {
-            forward_block(o, lse, [q, k, v], block, heads, g, T::of(scale));
-        }
-    });
+    cpu.each(
+        cost(&blocks, heads),
+        outs.into_iter().zip(lses).zip(&blocks),
+        #[inline(always)]
+        |((o, lse), block)| {
+            for g in 0..nk {
+                forward_block(o, lse, [q, k, v], block, heads, g, T::of(scale));
+            }
+        },
+    );
     Ok(())
 }
 

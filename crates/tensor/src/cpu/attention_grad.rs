@@ -100,21 +100,36 @@ pub(super) fn attention_grad<T: Float>(
     let mut delta = vec![T::ZERO; t * nq];
     let rows = rows_per_task(d);
     let size = (rows * d).max(1);
-    cpu.each(t * nq * d, delta.chunks_mut(rows).zip(dout.chunks(size).zip(o.chunks(size))), |(delta, (dout, o))| {
-        for (delta, (dout, o)) in delta.iter_mut().zip(dout.chunks(d).zip(o.chunks(d))) {
-            *delta = float::dot(dout, o);
-        }
-    });
+    cpu.each(
+        t * nq * d,
+        delta.chunks_mut(rows).zip(dout.chunks(size).zip(o.chunks(size))),
+        #[inline(always)]
+        |(delta, (dout, o))| {
+            for (delta, (dout, o)) in delta.iter_mut().zip(dout.chunks(d).zip(o.chunks(d))) {
+                *delta = float::dot(dout, o);
+            }
+        },
+    );
     let x = Inputs { q, k, v, dout, lse, delta: &delta, heads, scale: T::of(scale) };
 
     let query_blocks = blocks(cu_seqlens, QUERY_BLOCK);
     let dqs = split_lengths(dq, query_blocks.iter().map(|b| b.tokens.len() * nq * d));
-    cpu.each(cost(&query_blocks, heads), dqs.into_iter().zip(&query_blocks), |(dq, block)| query_block(dq, &x, block));
+    cpu.each(
+        cost(&query_blocks, heads),
+        dqs.into_iter().zip(&query_blocks),
+        #[inline(always)]
+        |(dq, block)| query_block(dq, &x, block),
+    );
 
     let key_blocks = blocks(cu_seqlens, KEY_BLOCK);
     let dks = split_lengths(dk, key_blocks.iter().map(|b| b.tokens.len() * nk * d));
     let dvs = split_lengths(dv, key_blocks.iter().map(|b| b.tokens.len() * nk * d));
-    cpu.each(cost(&key_blocks, heads), dks.into_iter().zip(dvs).zip(&key_blocks), |((dk, dv), block)| key_block(dk, dv, &x, block));
+    cpu.each(
+        cost(&key_blocks, heads),
+        dks.into_iter().zip(dvs).zip(&key_blocks),
+        #[inline(always)]
+        |((dk, dv), block)| key_block(dk, dv, &x, block),
+    );
     Ok(())
 }
 

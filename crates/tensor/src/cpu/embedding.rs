@@ -16,11 +16,16 @@ pub(super) fn embedding<T: Float>(cpu: &Cpu, out: ViewMut, table: View, ids: Vie
     let out = op.write::<T>("out", out, &[t, h])?;
     op.indices("token id", ids, v)?;
     let rows = rows_per_task(h);
-    cpu.each(out.len(), out.chunks_mut((rows * h).max(1)).zip(ids.chunks(rows)), |(out, ids)| {
-        for (out, &id) in out.chunks_mut(h).zip(ids) {
-            out.copy_from_slice(&table[id as usize * h..][..h]);
-        }
-    });
+    cpu.each(
+        out.len(),
+        out.chunks_mut((rows * h).max(1)).zip(ids.chunks(rows)),
+        #[inline(always)]
+        |(out, ids)| {
+            for (out, &id) in out.chunks_mut(h).zip(ids) {
+                out.copy_from_slice(&table[id as usize * h..][..h]);
+            }
+        },
+    );
     Ok(())
 }
 
@@ -43,10 +48,15 @@ pub(super) fn embedding_grad<T: Float>(cpu: &Cpu, dtable: ViewMut, dy: View, ids
         tasks.push((row, tokens));
         (rest, passed) = (tail, id + 1);
     }
-    cpu.each(t * h, tasks.into_iter(), |(row, tokens)| {
-        for &t in tokens {
-            accumulate(row, &dy[t * h..][..h]);
-        }
-    });
+    cpu.each(
+        t * h,
+        tasks.into_iter(),
+        #[inline(always)]
+        |(row, tokens)| {
+            for &t in tokens {
+                accumulate(row, &dy[t * h..][..h]);
+            }
+        },
+    );
     Ok(())
 }

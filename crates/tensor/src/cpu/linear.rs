@@ -38,11 +38,16 @@ pub(super) fn add_bias<T: Float>(cpu: &Cpu, y: ViewMut, bias: View) -> Result<()
     let op = Op("add_bias");
     let [t, n] = op.dims("y", y.shape())?;
     let (y, bias) = (op.write::<T>("y", y, &[t, n])?, op.read::<T>("bias", bias, &[n])?);
-    cpu.each(y.len(), y.chunks_mut((rows_per_task(n) * n).max(1)), |rows| {
-        for row in rows.chunks_mut(n) {
-            accumulate(row, bias);
-        }
-    });
+    cpu.each(
+        y.len(),
+        y.chunks_mut((rows_per_task(n) * n).max(1)),
+        #[inline(always)]
+        |rows| {
+            for row in rows.chunks_mut(n) {
+                accumulate(row, bias);
+            }
+        },
+    );
     Ok(())
 }
 
@@ -51,11 +56,17 @@ pub(super) fn bias_grad<T: Float>(cpu: &Cpu, dbias: ViewMut, dy: View) -> Result
     let op = Op("bias_grad");
     let [t, n] = op.dims("dy", dy.shape())?;
     let (dy, dbias) = (op.read::<T>("dy", dy, &[t, n])?, op.write::<T>("dbias", dbias, &[n])?);
-    cpu.sum_rows(dbias, t, n, |first, end, sum| {
-        for row in dy[first * n..end * n].chunks(n.max(1)) {
-            accumulate(sum, row);
-        }
-    });
+    cpu.sum_rows(
+        dbias,
+        t,
+        n,
+        #[inline(always)]
+        |first, end, sum| {
+            for row in dy[first * n..end * n].chunks(n.max(1)) {
+                accumulate(sum, row);
+            }
+        },
+    );
     Ok(())
 }
 
@@ -107,35 +118,37 @@ fn grouped_rows<T: Float>(
         tasks.extend(rows.clone().step_by(step).map(|first| (expert, first..(first + step).min(rows.end))));
     }
     let outs = split_lengths(c, tasks.iter().map(|(_, rows)| rows.len() * outputs));
-    cpu.each(work, outs.into_iter().zip(&tasks), |(c, (expert, rows))| {
-        let w = Mat::new(&b[expert * n * m..(expert + 1) * n * m], n, m);
-        let a = Mat::new(&a[rows.start * inputs..rows.end * inputs], rows.len(), inputs);
-        let w = if kind == GroupedGemm::Forward { w.t() } else { w };
-        product(MatMut::new(c, rows.len(), outputs), a, w, Beta::Zero);
-    });
+    cpu.each(
+        work,
+        outs.into_iter().zip(&tasks),
+        #[inline(always)]
+        |(c, (expert, rows))| {
+            let w = Mat::new(&b[expert * n * m..(expert + 1) * n * m], n, m);
+            let a = Mat::new(&a[rows.start * inputs..rows.end * inputs], rows.len(), inputs);
+            let w = if kind == GroupedGemm::Forward { w.t() } else { w };
+            product(MatMut::new(c, rows.len(), outputs), a, w, Beta::Zero);
+        },
+    );
 }
 
 /// Weight gradient: tasks are runs of output features of one expert.
-fn grouped_weight_grad<T: Float>(
-    cpu: &Cpu,
-    c: &mut [T],
-    dy: &[T],
-    x: &[T],
-    groups: &[Range<usize>],
-    [n, m]: [usize; 2],
-    work: usize,
-) {
+fn grouped_weight_grad<T: Float>(cpu: &Cpu, c: &mut [T], dy: &[T], x: &[T], groups: &[Range<usize>], [n, m]: [usize; 2], work: usize) {
     if n * m == 0 {
         return;
     }
     let step = n.div_ceil(n.div_ceil(GROUP_ROWS));
     let tasks = c.chunks_mut(n * m).zip(groups).filter(|(_, rows)| !rows.is_empty());
     let tasks = tasks.flat_map(|(c, rows)| c.chunks_mut(step * m).enumerate().map(move |(i, c)| (i * step, c, rows.clone())));
-    cpu.each(work, tasks, |(first, c, rows)| {
-        let features = c.len() / m;
-        let dy = &dy[rows.start * n + first..(rows.end - 1) * n + first + features];
-        let dy = Mat::strided(dy, rows.len(), features, n);
-        let x = Mat::new(&x[rows.start * m..rows.end * m], rows.len(), m);
-        product(MatMut::new(c, features, m), dy.t(), x, Beta::One);
-    });
+    cpu.each(
+        work,
+        tasks,
+        #[inline(always)]
+        |(first, c, rows)| {
+            let features = c.len() / m;
+            let dy = &dy[rows.start * n + first..(rows.end - 1) * n + first + features];
+            let dy = Mat::strided(dy, rows.len(), features, n);
+            let x = Mat::new(&x[rows.start * m..rows.end * m], rows.len(), m);
+            product(MatMut::new(c, features, m), dy.t(), x, Beta::One);
+        },
+    );
 }

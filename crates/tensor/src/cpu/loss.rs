@@ -32,12 +32,17 @@ pub(super) fn cross_entropy<T: Float>(
         return Ok(());
     }
     let rows = rows_per_task(v);
-    cpu.each(n * v, losses.chunks_mut(rows).zip(logits.chunks_mut(rows * v)).enumerate(), |(i, (losses, logits))| {
-        for (j, (loss, row)) in losses.iter_mut().zip(logits.chunks_mut(v)).enumerate() {
-            let n = i * rows + j;
-            *loss = row_loss(row, targets[n], grad_weights.map(|w| w[n]));
-        }
-    });
+    cpu.each(
+        n * v,
+        losses.chunks_mut(rows).zip(logits.chunks_mut(rows * v)).enumerate(),
+        #[inline(always)]
+        |(i, (losses, logits))| {
+            for (j, (loss, row)) in losses.iter_mut().zip(logits.chunks_mut(v)).enumerate() {
+                let n = i * rows + j;
+                *loss = row_loss(row, targets[n], grad_weights.map(|w| w[n]));
+            }
+        },
+    );
     Ok(())
 }
 

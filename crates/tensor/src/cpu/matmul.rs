@@ -130,10 +130,15 @@ impl Cpu {
         } else if m >= 2 * MIN_SLAB {
             let rows = m.div_ceil(self.threads).max(MIN_SLAB);
             let rows = if m % rows != 0 && m % rows < MIN_SLAB { m.div_ceil(m / rows) } else { rows };
-            self.each(usize::MAX, c.chunks_mut(rows * n).enumerate(), |(i, c)| {
-                let here = c.len() / n;
-                product(MatMut::new(c, here, n), a.rows(i * rows, here), b, beta);
-            });
+            self.each(
+                usize::MAX,
+                c.chunks_mut(rows * n).enumerate(),
+                #[inline(always)]
+                |(i, c)| {
+                    let here = c.len() / n;
+                    product(MatMut::new(c, here, n), a.rows(i * rows, here), b, beta);
+                },
+            );
         } else {
             self.matmul_columns(c, a, b, beta);
         }
@@ -142,12 +147,17 @@ impl Cpu {
     /// Few rows, as in generation: slabs of columns, each computed apart and then moved into the rows of `c`.
     fn matmul_columns<T: Float>(&self, c: &mut [T], a: Mat<T>, b: Mat<T>, beta: Beta) {
         let (m, n) = (a.rows, b.cols);
-        let slabs = self.map(usize::MAX, (0..n).step_by(COLUMN_SLAB), |first| {
-            let cols = COLUMN_SLAB.min(n - first);
-            let mut slab = vec![T::ZERO; m * cols];
-            product(MatMut::new(&mut slab, m, cols), a, b.cols(first, cols), Beta::Zero);
-            slab
-        });
+        let slabs = self.map(
+            usize::MAX,
+            (0..n).step_by(COLUMN_SLAB),
+            #[inline(always)]
+            |first| {
+                let cols = COLUMN_SLAB.min(n - first);
+                let mut slab = vec![T::ZERO; m * cols];
+                product(MatMut::new(&mut slab, m, cols), a, b.cols(first, cols), Beta::Zero);
+                slab
+            },
+        );
         for (slab, first) in slabs.iter().zip((0..n).step_by(COLUMN_SLAB)) {
             let cols = COLUMN_SLAB.min(n - first);
             for (row, s) in c.chunks_mut(n).zip(slab.chunks(cols)) {

@@ -1,23 +1,26 @@
 //! Making tensors, and moving elements between types and between host and backend.
 
 use super::{Cpu, args::Op, tasks::rows_per_task};
-use crate::{DType, Error, FromSlice, Result, Slice, SliceMut, Tensor, View, ViewMut};
+use crate::{Buffer, DType, Error, FromSlice, Result, Slice, SliceMut, Tensor, View, ViewMut};
 use half::{bf16, f16};
 
 impl Cpu {
     /// A pooled tensor with unspecified contents.
     pub(super) fn pooled(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|n| n.checked_mul(dtype.size()).is_some());
-        let Some(n) = count else {
-            return Err(Error::Backend(format!("alloc: {shape:?} elements of {dtype} do not fit in memory")));
-        };
+        let refused = || Error::Backend(format!("alloc: no memory for {shape:?} elements of {dtype}"));
+        let bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d)).filter(|&n| isize::try_from(n).is_ok());
+        let n = bytes.ok_or_else(refused)? / dtype.size();
+        fn buffer<T: FromSlice>(cpu: &Cpu, n: usize) -> Option<Buffer> {
+            cpu.buffers.take::<T>(n).map(T::buffer)
+        }
         let buffer = match dtype {
-            DType::F64 => f64::buffer(self.buffers.take(n)),
-            DType::F32 => f32::buffer(self.buffers.take(n)),
-            DType::BF16 => bf16::buffer(self.buffers.take(n)),
-            DType::F16 => f16::buffer(self.buffers.take(n)),
-            DType::I32 => i32::buffer(self.buffers.take(n)),
+            DType::F64 => buffer::<f64>(self, n),
+            DType::F32 => buffer::<f32>(self, n),
+            DType::BF16 => buffer::<bf16>(self, n),
+            DType::F16 => buffer::<f16>(self, n),
+            DType::I32 => buffer::<i32>(self, n),
         };
+        let buffer = buffer.ok_or_else(refused)?;
         Ok(Tensor::new(buffer, shape))
     }
 
@@ -32,7 +35,12 @@ impl Cpu {
 /// See [`Ops::fill`](crate::Ops::fill); every dtype.
 pub(super) fn fill(cpu: &Cpu, out: ViewMut, value: f64) -> Result<()> {
     fn run<T: Copy + Send + Sync>(cpu: &Cpu, out: &mut [T], value: T) {
-        cpu.each(out.len(), out.chunks_mut(rows_per_task(1)), |c| c.fill(value));
+        cpu.each(
+            out.len(),
+            out.chunks_mut(rows_per_task(1)),
+            #[inline(always)]
+            |c| c.fill(value),
+        );
     }
     match out.data {
         SliceMut::F64(s) => run(cpu, s, value),
@@ -73,11 +81,16 @@ fn convert<S: Copy + Send + Sync>(
 ) -> Result<()> {
     fn run<S: Copy + Send + Sync, D: Send>(cpu: &Cpu, out: &mut [D], x: &[S], f: impl Fn(S) -> D + Sync) {
         let step = rows_per_task(1);
-        cpu.each(x.len(), out.chunks_mut(step).zip(x.chunks(step)), |(out, x)| {
-            for (o, &x) in out.iter_mut().zip(x) {
-                *o = f(x);
-            }
-        });
+        cpu.each(
+            x.len(),
+            out.chunks_mut(step).zip(x.chunks(step)),
+            #[inline(always)]
+            |(out, x)| {
+                for (o, &x) in out.iter_mut().zip(x) {
+                    *o = f(x);
+                }
+            },
+        );
     }
     match out.data {
         SliceMut::F32(o) => run(cpu, o, x, f32),

@@ -11,14 +11,19 @@ pub(super) fn swiglu<T: Float>(cpu: &Cpu, y: ViewMut, gate_up: View) -> Result<(
     let [t, i] = op.dims("y", y.shape())?;
     let (gate_up, y) = (op.read::<T>("gate_up", gate_up, &[t, 2 * i])?, op.write::<T>("y", y, &[t, i])?);
     let rows = rows_per_task(i);
-    cpu.each(gate_up.len(), y.chunks_mut((rows * i).max(1)).zip(gate_up.chunks((2 * rows * i).max(1))), |(y, gate_up)| {
-        for (y, gate_up) in y.chunks_mut(i).zip(gate_up.chunks(2 * i)) {
-            let (gate, up) = gate_up.split_at(i);
-            for ((y, &g), &u) in y.iter_mut().zip(gate).zip(up) {
-                *y = g * u / (T::ONE + (-g).exp());
+    cpu.each(
+        gate_up.len(),
+        y.chunks_mut((rows * i).max(1)).zip(gate_up.chunks((2 * rows * i).max(1))),
+        #[inline(always)]
+        |(y, gate_up)| {
+            for (y, gate_up) in y.chunks_mut(i).zip(gate_up.chunks(2 * i)) {
+                let (gate, up) = gate_up.split_at(i);
+                for ((y, &g), &u) in y.iter_mut().zip(gate).zip(up) {
+                    *y = g * u / (T::ONE + (-g).exp());
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -31,15 +36,20 @@ pub(super) fn swiglu_grad<T: Float>(cpu: &Cpu, dgate_up: ViewMut, dy: View, gate
     let rows = rows_per_task(i);
     let size = (rows * i).max(1);
     let tasks = dgate_up.chunks_mut(2 * size).zip(dy.chunks(size)).zip(gate_up.chunks(2 * size));
-    cpu.each(gate_up.len(), tasks, |((out, dy), gate_up)| {
-        for ((out, dy), gate_up) in out.chunks_mut(2 * i).zip(dy.chunks(i)).zip(gate_up.chunks(2 * i)) {
-            let ((gate, up), (dgate, dup)) = (gate_up.split_at(i), out.split_at_mut(i));
-            for ((((dg, du), &dy), &g), &u) in dgate.iter_mut().zip(dup).zip(dy).zip(gate).zip(up) {
-                let sigmoid = T::ONE / (T::ONE + (-g).exp());
-                *du = dy * g * sigmoid;
-                *dg = dy * u * sigmoid * (T::ONE + g * (T::ONE - sigmoid));
+    cpu.each(
+        gate_up.len(),
+        tasks,
+        #[inline(always)]
+        |((out, dy), gate_up)| {
+            for ((out, dy), gate_up) in out.chunks_mut(2 * i).zip(dy.chunks(i)).zip(gate_up.chunks(2 * i)) {
+                let ((gate, up), (dgate, dup)) = (gate_up.split_at(i), out.split_at_mut(i));
+                for ((((dg, du), &dy), &g), &u) in dgate.iter_mut().zip(dup).zip(dy).zip(gate).zip(up) {
+                    let sigmoid = T::ONE / (T::ONE + (-g).exp());
+                    *du = dy * g * sigmoid;
+                    *dg = dy * u * sigmoid * (T::ONE + g * (T::ONE - sigmoid));
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }

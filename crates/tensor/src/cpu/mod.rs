@@ -24,26 +24,26 @@ mod qkv;
 mod router;
 mod tasks;
 
-use crate::{
-    AdamW, Balance, Beta, DType, Error, GroupedGemm, Ops, PagedSeqs, Result, RopeTable, RouterGrad, Tensor, Trans, View, ViewMut,
-};
+use crate::{AdamW, Balance, Beta, DType, Error, GroupedGemm, Ops, PagedSeqs, Result, RopeTable, RouterGrad, Tensor, Trans, View, ViewMut};
 use pool::{Memory, Pool};
 use std::sync::Arc;
 
 /// The CPU backend, with its own threads and its own pool of buffers.
 pub struct Cpu {
     threads: usize,
-    pool: rayon::ThreadPool,
+    /// Absent when there is only one thread: the caller's.
+    pool: Option<rayon::ThreadPool>,
     buffers: Arc<Pool>,
 }
 
 impl Cpu {
-    /// A backend that computes on `threads` threads; 0 means one per core. Falls back to one thread, with a warning, when
-    /// the system gives no threads.
+    /// A backend that computes on `threads` threads; 0 means one per core. Where the system refuses to start them, the
+    /// backend computes on the calling thread, and [`threads`](Cpu::threads) and its name say so.
     pub fn new(threads: usize) -> Cpu {
-        let threads = if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("cpu-{i}")).build();
-        Cpu { threads, pool: pool.expect("the system refused to start threads"), buffers: Arc::default() }
+        let wanted = if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
+        let start = || rayon::ThreadPoolBuilder::new().num_threads(wanted).thread_name(|i| format!("cpu-{i}")).build().ok();
+        let pool = if wanted > 1 { start() } else { None };
+        Cpu { threads: if pool.is_some() { wanted } else { 1 }, pool, buffers: Arc::default() }
     }
 
     /// Number of threads.
@@ -74,7 +74,9 @@ macro_rules! typed {
                 type $t = f64;
                 $body
             }
-            found => Err(Error::DType { op: $op, what: $what, found, expected: "float32 or float64 (the CPU computes in no other)".into() }),
+            found => {
+                Err(Error::DType { op: $op, what: $what, found, expected: "float32 or float64 (the CPU computes in no other)".into() })
+            }
         }
     };
 }

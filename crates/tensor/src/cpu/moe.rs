@@ -53,11 +53,16 @@ pub(super) fn moe_gather<T: Float>(cpu: &Cpu, out: ViewMut, x: View, source: Vie
     op.indices("routed row", source, s)?;
     let out = op.write::<T>("out", out, &[s, h])?;
     let rows = rows_per_task(h);
-    cpu.each(s * h, out.chunks_mut((rows * h).max(1)).zip(source.chunks(rows)), |(out, source)| {
-        for (out, &from) in out.chunks_mut(h).zip(source) {
-            out.copy_from_slice(&x[from as usize / k * h..][..h]);
-        }
-    });
+    cpu.each(
+        s * h,
+        out.chunks_mut((rows * h).max(1)).zip(source.chunks(rows)),
+        #[inline(always)]
+        |(out, source)| {
+            for (out, &from) in out.chunks_mut(h).zip(source) {
+                out.copy_from_slice(&x[from as usize / k * h..][..h]);
+            }
+        },
+    );
     Ok(())
 }
 
@@ -70,16 +75,21 @@ pub(super) fn moe_combine<T: Float>(cpu: &Cpu, out: ViewMut, y: View, weights: O
     let weights = weights.map(|w| op.read::<T>("weights", w, &[t, k])).transpose()?;
     let out = op.write::<T>("out", out, &[t, h])?;
     let rows = rows_per_task(k * h);
-    cpu.each(t * k * h, out.chunks_mut((rows * h).max(1)).enumerate(), |(i, out)| {
-        for (j, out) in out.chunks_mut(h).enumerate() {
-            let t = i * rows + j;
-            out.fill(T::ZERO);
-            for at in t * k..(t + 1) * k {
-                let weight = weights.map_or(T::ONE, |w| w[at]);
-                float::axpy(out, weight, &y[place[at] as usize * h..][..h]);
+    cpu.each(
+        t * k * h,
+        out.chunks_mut((rows * h).max(1)).enumerate(),
+        #[inline(always)]
+        |(i, out)| {
+            for (j, out) in out.chunks_mut(h).enumerate() {
+                let t = i * rows + j;
+                out.fill(T::ZERO);
+                for at in t * k..(t + 1) * k {
+                    let weight = weights.map_or(T::ONE, |w| w[at]);
+                    float::axpy(out, weight, &y[place[at] as usize * h..][..h]);
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -104,19 +114,29 @@ pub(super) fn moe_combine_grad<T: Float>(
     let weights = op.read::<T>("weights", weights, &[t, k])?;
     let (dy, dweights) = (op.write::<T>("dy", dy, &[s, h])?, op.write::<T>("dweights", dweights, &[t, k])?);
     let rows = rows_per_task(h);
-    cpu.each(s * h, dy.chunks_mut((rows * h).max(1)).zip(source.chunks(rows)), |(dy, source)| {
-        for (dy, &from) in dy.chunks_mut(h).zip(source) {
-            let from = from as usize;
-            for (dy, &d) in dy.iter_mut().zip(&dout[from / k * h..][..h]) {
-                *dy = weights[from] * d;
+    cpu.each(
+        s * h,
+        dy.chunks_mut((rows * h).max(1)).zip(source.chunks(rows)),
+        #[inline(always)]
+        |(dy, source)| {
+            for (dy, &from) in dy.chunks_mut(h).zip(source) {
+                let from = from as usize;
+                for (dy, &d) in dy.iter_mut().zip(&dout[from / k * h..][..h]) {
+                    *dy = weights[from] * d;
+                }
             }
-        }
-    });
-    cpu.each(s * h, dweights.chunks_mut(rows).zip(place.chunks(rows)).enumerate(), |(i, (dweights, place))| {
-        for (j, (dw, &at)) in dweights.iter_mut().zip(place).enumerate() {
-            let t = (i * rows + j) / k;
-            *dw = float::dot(&y[at as usize * h..][..h], &dout[t * h..][..h]);
-        }
-    });
+        },
+    );
+    cpu.each(
+        s * h,
+        dweights.chunks_mut(rows).zip(place.chunks(rows)).enumerate(),
+        #[inline(always)]
+        |(i, (dweights, place))| {
+            for (j, (dw, &at)) in dweights.iter_mut().zip(place).enumerate() {
+                let t = (i * rows + j) / k;
+                *dw = float::dot(&y[at as usize * h..][..h], &dout[t * h..][..h]);
+            }
+        },
+    );
     Ok(())
 }

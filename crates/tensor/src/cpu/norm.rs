@@ -50,11 +50,16 @@ pub(super) fn rms_norm<T: Float>(cpu: &Cpu, y: ViewMut, rstd: ViewMut, x: View, 
     let (y, rstd) = (op.write::<T>("y", y, &[n, h])?, op.write::<T>("rstd", rstd, &[n])?);
     let rows = rows_per_task(h);
     let size = (rows * h).max(1);
-    cpu.each(n * h, y.chunks_mut(size).zip(x.chunks(size)).zip(rstd.chunks_mut(rows)), |((y, x), rstd)| {
-        for ((y, x), r) in y.chunks_mut(h).zip(x.chunks(h)).zip(rstd) {
-            *r = normalise(y, x, w, T::of(eps));
-        }
-    });
+    cpu.each(
+        n * h,
+        y.chunks_mut(size).zip(x.chunks(size)).zip(rstd.chunks_mut(rows)),
+        #[inline(always)]
+        |((y, x), rstd)| {
+            for ((y, x), r) in y.chunks_mut(h).zip(x.chunks(h)).zip(rstd) {
+                *r = normalise(y, x, w, T::of(eps));
+            }
+        },
+    );
     Ok(())
 }
 
@@ -78,15 +83,20 @@ pub(super) fn add_rms_norm<T: Float>(
     let size = (rows * h).max(1);
     let outputs = sum.chunks_mut(size).zip(y.chunks_mut(size)).zip(rstd.chunks_mut(rows));
     let inputs = a.chunks(size).zip(b.chunks(size));
-    cpu.each(n * h, outputs.zip(inputs), |(((sum, y), rstd), (a, b))| {
-        let outputs = sum.chunks_mut(h).zip(y.chunks_mut(h)).zip(rstd);
-        for (((sum, y), r), (a, b)) in outputs.zip(a.chunks(h).zip(b.chunks(h))) {
-            for ((s, &a), &b) in sum.iter_mut().zip(a).zip(b) {
-                *s = a + b;
+    cpu.each(
+        n * h,
+        outputs.zip(inputs),
+        #[inline(always)]
+        |(((sum, y), rstd), (a, b))| {
+            let outputs = sum.chunks_mut(h).zip(y.chunks_mut(h)).zip(rstd);
+            for (((sum, y), r), (a, b)) in outputs.zip(a.chunks(h).zip(b.chunks(h))) {
+                for ((s, &a), &b) in sum.iter_mut().zip(a).zip(b) {
+                    *s = a + b;
+                }
+                *r = normalise(y, sum, w, T::of(eps));
             }
-            *r = normalise(y, sum, w, T::of(eps));
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -107,16 +117,21 @@ pub(super) fn rms_norm_grad_input<T: Float>(
     let residual = residual.map(|r| op.read::<T>("residual", r, &[n, h])).transpose()?;
     let dx = op.write::<T>("dx", dx, &[n, h])?;
     let rows = rows_per_task(h);
-    cpu.each(n * h, dx.chunks_mut((rows * h).max(1)).enumerate(), |(i, dx)| {
-        for (j, dx) in dx.chunks_mut(h).enumerate() {
-            let n = i * rows + j;
-            let at = n * h..(n + 1) * h;
-            grad_row(dx, &dy[at.clone()], &x[at.clone()], w, rstd[n]);
-            if let Some(residual) = residual {
-                super::float::accumulate(dx, &residual[at]);
+    cpu.each(
+        n * h,
+        dx.chunks_mut((rows * h).max(1)).enumerate(),
+        #[inline(always)]
+        |(i, dx)| {
+            for (j, dx) in dx.chunks_mut(h).enumerate() {
+                let n = i * rows + j;
+                let at = n * h..(n + 1) * h;
+                grad_row(dx, &dy[at.clone()], &x[at.clone()], w, rstd[n]);
+                if let Some(residual) = residual {
+                    super::float::accumulate(dx, &residual[at]);
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -126,13 +141,19 @@ pub(super) fn rms_norm_grad_weight<T: Float>(cpu: &Cpu, dw: ViewMut, dy: View, x
     let [n, h] = op.dims("x", x.shape())?;
     let (x, dy, rstd) = (op.read::<T>("x", x, &[n, h])?, op.read::<T>("dy", dy, &[n, h])?, op.read::<T>("rstd", rstd, &[n])?);
     let dw = op.write::<T>("dw", dw, &[h])?;
-    cpu.sum_rows(dw, n, h, |first, end, sum| {
-        for n in first..end {
-            let at = n * h..(n + 1) * h;
-            for ((s, &dy), &x) in sum.iter_mut().zip(&dy[at.clone()]).zip(&x[at]) {
-                *s += dy * (x * rstd[n]);
+    cpu.sum_rows(
+        dw,
+        n,
+        h,
+        #[inline(always)]
+        |first, end, sum| {
+            for n in first..end {
+                let at = n * h..(n + 1) * h;
+                for ((s, &dy), &x) in sum.iter_mut().zip(&dy[at.clone()]).zip(&x[at]) {
+                    *s += dy * (x * rstd[n]);
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }

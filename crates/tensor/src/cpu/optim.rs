@@ -8,19 +8,24 @@ pub(super) fn sum_squares<T: Float>(cpu: &Cpu, out: ViewMut, x: View) -> Result<
     let op = Op("sum_squares");
     let x = op.read::<T>("x", x, x.shape())?;
     let out = op.write::<f64>("out", out, &[1])?;
-    let sums = cpu.map(x.len(), x.chunks(rows_per_task(1)), |x| {
-        let mut lanes = [0.0; 8];
-        let chunks = x.chunks_exact(8);
-        for (lane, v) in lanes.iter_mut().zip(chunks.remainder()) {
-            *lane += v.f64() * v.f64();
-        }
-        for chunk in chunks {
-            for (lane, v) in lanes.iter_mut().zip(chunk) {
+    let sums = cpu.map(
+        x.len(),
+        x.chunks(rows_per_task(1)),
+        #[inline(always)]
+        |x| {
+            let mut lanes = [0.0; 8];
+            let chunks = x.chunks_exact(8);
+            for (lane, v) in lanes.iter_mut().zip(chunks.remainder()) {
                 *lane += v.f64() * v.f64();
             }
-        }
-        lanes.iter().sum::<f64>()
-    });
+            for chunk in chunks {
+                for (lane, v) in lanes.iter_mut().zip(chunk) {
+                    *lane += v.f64() * v.f64();
+                }
+            }
+            lanes.iter().sum::<f64>()
+        },
+    );
     out[0] += sums.iter().sum::<f64>();
     Ok(())
 }
@@ -30,7 +35,12 @@ pub(super) fn count_non_finite<T: Float>(cpu: &Cpu, out: ViewMut, x: View) -> Re
     let op = Op("count_non_finite");
     let x = op.read::<T>("x", x, x.shape())?;
     let out = op.write::<i32>("out", out, &[1])?;
-    let counts = cpu.map(x.len(), x.chunks(rows_per_task(1)), |x| x.iter().map(|v| !v.is_finite() as i32).sum::<i32>());
+    let counts = cpu.map(
+        x.len(),
+        x.chunks(rows_per_task(1)),
+        #[inline(always)]
+        |x| x.iter().map(|v| !v.is_finite() as i32).sum::<i32>(),
+    );
     out[0] = counts.into_iter().fold(out[0], i32::saturating_add);
     Ok(())
 }
@@ -50,14 +60,19 @@ pub(super) fn adamw<T: Float>(cpu: &Cpu, w: ViewMut, m: ViewMut, v: ViewMut, gra
     let (rate, root, eps, clip) = (T::of(step.lr / c1), T::of(c2.sqrt()), T::of(step.eps), T::of(step.grad_scale));
     let size = rows_per_task(1);
     let tasks = w.chunks_mut(size).zip(m.chunks_mut(size)).zip(v.chunks_mut(size)).zip(grad.chunks(size));
-    cpu.each(grad.len(), tasks, |(((w, m), v), grad)| {
-        for (((w, m), v), &g) in w.iter_mut().zip(m).zip(v).zip(grad) {
-            let g = g * clip;
-            *m = b1 * *m + g1 * g;
-            *v = b2 * *v + g2 * (g * g);
-            let denominator = v.sqrt() / root + eps;
-            *w = *w * keep - rate * (*m / denominator);
-        }
-    });
+    cpu.each(
+        grad.len(),
+        tasks,
+        #[inline(always)]
+        |(((w, m), v), grad)| {
+            for (((w, m), v), &g) in w.iter_mut().zip(m).zip(v).zip(grad) {
+                let g = g * clip;
+                *m = b1 * *m + g1 * g;
+                *v = b2 * *v + g2 * (g * g);
+                let denominator = v.sqrt() / root + eps;
+                *w = *w * keep - rate * (*m / denominator);
+            }
+        },
+    );
     Ok(())
 }

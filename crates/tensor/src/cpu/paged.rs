@@ -59,7 +59,12 @@ pub(super) fn paged_attention<T: Float>(
     let op = Op("paged_attention");
     let [t, nq, d] = op.dims("q", q.shape())?;
     let [blocks, size, nk, cache_d] = op.dims("cache_k", cache_k.shape())?;
-    op.require(cache_d == d && nk > 0 && nq % nk == 0, "cache_k", cache_k.shape(), "the head size of q, and key heads that divide its heads")?;
+    op.require(
+        cache_d == d && nk > 0 && nq % nk == 0,
+        "cache_k",
+        cache_k.shape(),
+        "the head size of q, and key heads that divide its heads",
+    )?;
     let heads = Heads { nq, nk, d };
     let q = op.read::<T>("q", q, &[t, nq, d])?;
     let cache_shape = [blocks, size, nk, d];
@@ -69,11 +74,16 @@ pub(super) fn paged_attention<T: Float>(
     let work = reaches.iter().map(|r| r.context).sum::<usize>() * nq * d;
     // One task is the heads of one query row that share a key head: their outputs are adjacent.
     let tasks = o.chunks_mut((heads.group() * d).max(1)).enumerate();
-    cpu.each(work, tasks, |(i, o)| {
-        let (t, g) = (i / nk, i % nk);
-        let q = &q[i * heads.group() * d..][..heads.group() * d];
-        attend(o, q, [k, v], reaches[t], heads, g, size, T::of(scale));
-    });
+    cpu.each(
+        work,
+        tasks,
+        #[inline(always)]
+        |(i, o)| {
+            let (t, g) = (i / nk, i % nk);
+            let q = &q[i * heads.group() * d..][..heads.group() * d];
+            attend(o, q, [k, v], reaches[t], heads, g, size, T::of(scale));
+        },
+    );
     Ok(())
 }
 

@@ -39,6 +39,13 @@ struct State {
     most_used: usize,
 }
 
+impl State {
+    fn release(&mut self) {
+        self.free.clear();
+        self.memory.unused = 0;
+    }
+}
+
 /// Elements of the smallest class that holds `len`: steps of an eighth of a power of two, so at most 1/8 is wasted
 /// and batches of slightly different lengths share buffers.
 fn class(len: usize) -> usize {
@@ -47,35 +54,36 @@ fn class(len: usize) -> usize {
 }
 
 impl Pool {
-    /// A buffer of `len` elements with unspecified (but initialised) contents.
-    pub fn take<T: Element>(self: &Arc<Pool>, len: usize) -> Pooled<T> {
+    /// A buffer of `len` elements with unspecified (but initialised) contents; none when the system has no memory for it.
+    pub fn take<T: Element>(self: &Arc<Pool>, len: usize) -> Option<Pooled<T>> {
         if len == 0 {
-            return Pooled::unpooled(Vec::new());
+            return Some(Pooled::unpooled(Vec::new()));
         }
         let class = class(len);
         let bytes = class * size_of::<T>();
         let mut state = self.lock();
-        let hit = state.free.get_mut(&(TypeId::of::<T>(), class)).and_then(Vec::pop);
-        if hit.is_some() {
-            state.memory.unused -= bytes;
-        }
+        let hit = state.free.get_mut(&(TypeId::of::<T>(), class)).and_then(Vec::pop).and_then(|b| b.downcast::<Vec<T>>().ok());
+        let data = match hit {
+            Some(data) => {
+                state.memory.unused -= bytes;
+                *data
+            }
+            None => {
+                if state.memory.current + state.memory.unused + bytes > state.most_used + state.most_used / 8 + ALWAYS_KEPT {
+                    state.release();
+                }
+                bytemuck::allocation::try_zeroed_vec(class).ok()?
+            }
+        };
         state.memory.current += bytes;
         state.most_used = state.most_used.max(state.memory.current);
-        if hit.is_none() && state.memory.current + state.memory.unused > state.most_used + state.most_used / 8 + ALWAYS_KEPT {
-            state.free.clear();
-            state.memory.unused = 0;
-        }
         state.memory.peak = state.memory.peak.max(state.memory.current + state.memory.unused);
-        drop(state);
-        let data = hit.and_then(|b| b.downcast::<Vec<T>>().ok()).map_or_else(|| vec![T::default(); class], |b| *b);
-        Pooled { data, len, home: Arc::downgrade(self) }
+        Some(Pooled { data, len, home: Arc::downgrade(self) })
     }
 
     /// Gives all free buffers back to the system.
     pub fn trim(&self) {
-        let mut state = self.lock();
-        state.free.clear();
-        state.memory.unused = 0;
+        self.lock().release();
     }
 
     /// The account.

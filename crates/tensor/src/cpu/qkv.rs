@@ -84,14 +84,7 @@ fn rotate_back<T: Float>(out: &mut [T], x: &[T], (cos, sin): (&[T], &[T])) {
 
 /// One row of outputs of a token: all its heads of one kind, normalised when `norm` is given, then rotated.
 #[inline(always)]
-fn prepare_heads<T: Float>(
-    out: &mut [T],
-    x: &[T],
-    d: usize,
-    norm: Option<(&[T], T)>,
-    rstd: &mut [T],
-    angle: (&[T], &[T]),
-) {
+fn prepare_heads<T: Float>(out: &mut [T], x: &[T], d: usize, norm: Option<(&[T], T)>, rstd: &mut [T], angle: (&[T], &[T])) {
     for (h, (out, x)) in out.chunks_mut(d).zip(x.chunks(d)).enumerate() {
         if let Some((w, eps)) = norm {
             rstd[h] = normalise(out, x, w, eps);
@@ -139,18 +132,23 @@ pub(super) fn qkv_prepare<T: Float>(
     let rows = rows_per_task(width);
     let size = |n: usize| (rows * n).max(1);
     let outputs = q.chunks_mut(size(nq * d)).zip(k.chunks_mut(size(nk * d))).zip(v.chunks_mut(size(nk * d)));
-    cpu.each(t * width, outputs.zip(rstd.chunks_mut(size(per_token))).enumerate(), |(i, (((q, k), v), rstd))| {
-        let outputs = q.chunks_mut(nq * d).zip(k.chunks_mut(nk * d)).zip(v.chunks_mut(nk * d)).zip(rstd.chunks_mut(per_token));
-        for (j, (((q, k), v), rstd)) in outputs.enumerate() {
-            let t = i * rows + j;
-            let (xq, rest) = qkv[t * width..(t + 1) * width].split_at(nq * d);
-            let (xk, xv) = rest.split_at(nk * d);
-            let (rq, rk) = rstd.split_at_mut(nq);
-            prepare_heads(q, xq, d, norm.map(|(wq, _, eps)| (wq, eps)), rq, rope.at(t));
-            prepare_heads(k, xk, d, norm.map(|(_, wk, eps)| (wk, eps)), rk, rope.at(t));
-            v.copy_from_slice(xv);
-        }
-    });
+    cpu.each(
+        t * width,
+        outputs.zip(rstd.chunks_mut(size(per_token))).enumerate(),
+        #[inline(always)]
+        |(i, (((q, k), v), rstd))| {
+            let outputs = q.chunks_mut(nq * d).zip(k.chunks_mut(nk * d)).zip(v.chunks_mut(nk * d)).zip(rstd.chunks_mut(per_token));
+            for (j, (((q, k), v), rstd)) in outputs.enumerate() {
+                let t = i * rows + j;
+                let (xq, rest) = qkv[t * width..(t + 1) * width].split_at(nq * d);
+                let (xk, xv) = rest.split_at(nk * d);
+                let (rq, rk) = rstd.split_at_mut(nq);
+                prepare_heads(q, xq, d, norm.map(|(wq, _, eps)| (wq, eps)), rq, rope.at(t));
+                prepare_heads(k, xk, d, norm.map(|(_, wk, eps)| (wk, eps)), rk, rope.at(t));
+                v.copy_from_slice(xv);
+            }
+        },
+    );
     Ok(())
 }
 
@@ -205,26 +203,31 @@ pub(super) fn qkv_prepare_grad_input<T: Float>(
     };
     let dqkv = op.write::<T>("dqkv", dqkv, &[t, width])?;
     let rows = rows_per_task(width);
-    cpu.each(t * width, dqkv.chunks_mut((rows * width).max(1)).enumerate(), |(i, dqkv)| {
-        let mut scratch = vec![T::ZERO; d];
-        for (j, dqkv) in dqkv.chunks_mut(width).enumerate() {
-            let t = i * rows + j;
-            let (oq, rest) = dqkv.split_at_mut(nq * d);
-            let (ok, ov) = rest.split_at_mut(nk * d);
-            let (xq, xk) = qkv[t * width..].split_at(nq * d);
-            let (xk, angle) = (&xk[..nk * d], rope.at(t));
-            let (nq_norm, nk_norm) = match norm {
-                Some((wq, wk, rstd)) => {
-                    let (rq, rk) = rstd[t * per_token..(t + 1) * per_token].split_at(nq);
-                    (Some((wq, rq)), Some((wk, rk)))
-                }
-                None => (None, None),
-            };
-            prepare_heads_grad(oq, &dq[t * nq * d..][..nq * d], xq, d, nq_norm, angle, &mut scratch);
-            prepare_heads_grad(ok, &dk[t * nk * d..][..nk * d], xk, d, nk_norm, angle, &mut scratch);
-            ov.copy_from_slice(&dv[t * nk * d..][..nk * d]);
-        }
-    });
+    cpu.each(
+        t * width,
+        dqkv.chunks_mut((rows * width).max(1)).enumerate(),
+        #[inline(always)]
+        |(i, dqkv)| {
+            let mut scratch = vec![T::ZERO; d];
+            for (j, dqkv) in dqkv.chunks_mut(width).enumerate() {
+                let t = i * rows + j;
+                let (oq, rest) = dqkv.split_at_mut(nq * d);
+                let (ok, ov) = rest.split_at_mut(nk * d);
+                let (xq, xk) = qkv[t * width..].split_at(nq * d);
+                let (xk, angle) = (&xk[..nk * d], rope.at(t));
+                let (nq_norm, nk_norm) = match norm {
+                    Some((wq, wk, rstd)) => {
+                        let (rq, rk) = rstd[t * per_token..(t + 1) * per_token].split_at(nq);
+                        (Some((wq, rq)), Some((wk, rk)))
+                    }
+                    None => (None, None),
+                };
+                prepare_heads_grad(oq, &dq[t * nq * d..][..nq * d], xq, d, nq_norm, angle, &mut scratch);
+                prepare_heads_grad(ok, &dk[t * nk * d..][..nk * d], xk, d, nk_norm, angle, &mut scratch);
+                ov.copy_from_slice(&dv[t * nk * d..][..nk * d]);
+            }
+        },
+    );
     Ok(())
 }
 
@@ -249,25 +252,31 @@ pub(super) fn qk_norm_grad_weight<T: Float>(
     let rope = Rope::<T>::new(op, rope, positions, t, d)?;
     let (dwq, dwk) = (op.write::<T>("dwq", dwq, &[d])?, op.write::<T>("dwk", dwk, &[d])?);
     let mut both = vec![T::ZERO; 2 * d];
-    cpu.sum_rows(&mut both, t, width, |first, end, sum| {
-        let (sum_q, sum_k) = sum.split_at_mut(d);
-        let mut scratch = vec![T::ZERO; d];
-        let mut add = |sum: &mut [T], dy: &[T], x: &[T], r: T, t: usize| {
-            rotate_back(&mut scratch, dy, rope.at(t));
-            for ((s, &dy), &x) in sum.iter_mut().zip(&scratch).zip(x) {
-                *s += dy * (x * r);
+    cpu.sum_rows(
+        &mut both,
+        t,
+        width,
+        #[inline(always)]
+        |first, end, sum| {
+            let (sum_q, sum_k) = sum.split_at_mut(d);
+            let mut scratch = vec![T::ZERO; d];
+            let mut add = |sum: &mut [T], dy: &[T], x: &[T], r: T, t: usize| {
+                rotate_back(&mut scratch, dy, rope.at(t));
+                for ((s, &dy), &x) in sum.iter_mut().zip(&scratch).zip(x) {
+                    *s += dy * (x * r);
+                }
+            };
+            for t in first..end {
+                let (x, r) = (&qkv[t * width..], &rstd[t * per_token..]);
+                for h in 0..nq {
+                    add(sum_q, &dq[(t * nq + h) * d..][..d], &x[h * d..][..d], r[h], t);
+                }
+                for h in 0..nk {
+                    add(sum_k, &dk[(t * nk + h) * d..][..d], &x[(nq + h) * d..][..d], r[nq + h], t);
+                }
             }
-        };
-        for t in first..end {
-            let (x, r) = (&qkv[t * width..], &rstd[t * per_token..]);
-            for h in 0..nq {
-                add(sum_q, &dq[(t * nq + h) * d..][..d], &x[h * d..][..d], r[h], t);
-            }
-            for h in 0..nk {
-                add(sum_k, &dk[(t * nk + h) * d..][..d], &x[(nq + h) * d..][..d], r[nq + h], t);
-            }
-        }
-    });
+        },
+    );
     super::float::accumulate(dwq, &both[..d]);
     super::float::accumulate(dwk, &both[d..]);
     Ok(())

@@ -11,14 +11,7 @@ use super::{
 use crate::{Balance, Result, RouterGrad, View, ViewMut};
 
 /// See [`Ops::router`](crate::Ops::router).
-pub(super) fn router<T: Float>(
-    cpu: &Cpu,
-    probs: ViewMut,
-    experts: ViewMut,
-    weights: ViewMut,
-    logits: View,
-    normalise: bool,
-) -> Result<()> {
+pub(super) fn router<T: Float>(cpu: &Cpu, probs: ViewMut, experts: ViewMut, weights: ViewMut, logits: View, normalise: bool) -> Result<()> {
     let op = Op("router");
     let ([t, e], [_, k]) = (op.dims("logits", logits.shape())?, op.dims("experts", experts.shape())?);
     op.require(k <= e, "experts", &[t, k], "no more experts per token than there are")?;
@@ -29,19 +22,24 @@ pub(super) fn router<T: Float>(
     let size = |n: usize| (rows * n).max(1);
     let chosen = experts.chunks_mut(size(k)).zip(weights.chunks_mut(size(k)));
     let tasks = probs.chunks_mut(size(e)).zip(logits.chunks(size(e))).zip(chosen);
-    cpu.each(t * e, tasks, |((probs, logits), (experts, weights))| {
-        let chosen = experts.chunks_mut(k).zip(weights.chunks_mut(k));
-        for ((probs, logits), (experts, weights)) in probs.chunks_mut(e).zip(logits.chunks(e)).zip(chosen) {
-            probs.copy_from_slice(logits);
-            let mass = float::exp_shifted(probs, float::max(logits));
-            float::scale(probs, T::ONE / mass);
-            choose(experts, weights, probs);
-            if normalise {
-                let sum = weights.iter().fold(T::ZERO, |s, &w| s + w);
-                float::scale(weights, T::ONE / sum);
+    cpu.each(
+        t * e,
+        tasks,
+        #[inline(always)]
+        |((probs, logits), (experts, weights))| {
+            let chosen = experts.chunks_mut(k).zip(weights.chunks_mut(k));
+            for ((probs, logits), (experts, weights)) in probs.chunks_mut(e).zip(logits.chunks(e)).zip(chosen) {
+                probs.copy_from_slice(logits);
+                let mass = float::exp_shifted(probs, float::max(logits));
+                float::scale(probs, T::ONE / mass);
+                choose(experts, weights, probs);
+                if normalise {
+                    let sum = weights.iter().fold(T::ZERO, |s, &w| s + w);
+                    float::scale(weights, T::ONE / sum);
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -84,17 +82,29 @@ pub(super) fn router_stats<T: Float>(
     for &chosen in experts {
         counts[chosen as usize] += T::ONE;
     }
-    cpu.sum_rows(prob_sums, t, e, |first, end, sum| {
-        for row in probs[first * e..end * e].chunks(e.max(1)) {
-            float::accumulate(sum, row);
-        }
-    });
-    cpu.sum_rows(z_sum, t, e, |first, end, sum| {
-        for row in logits[first * e..end * e].chunks(e.max(1)) {
-            let lse = log_sum_exp(row);
-            sum[0] += lse * lse;
-        }
-    });
+    cpu.sum_rows(
+        prob_sums,
+        t,
+        e,
+        #[inline(always)]
+        |first, end, sum| {
+            for row in probs[first * e..end * e].chunks(e.max(1)) {
+                float::accumulate(sum, row);
+            }
+        },
+    );
+    cpu.sum_rows(
+        z_sum,
+        t,
+        e,
+        #[inline(always)]
+        |first, end, sum| {
+            for row in logits[first * e..end * e].chunks(e.max(1)) {
+                let lse = log_sum_exp(row);
+                sum[0] += lse * lse;
+            }
+        },
+    );
     Ok(())
 }
 
@@ -173,28 +183,33 @@ pub(super) fn router_grad<T: Float>(
     let dlogits = op.write::<T>("dlogits", dlogits, &[t, e])?;
     let z = T::of(2.0 * extra.z_coef / t.max(1) as f64);
     let rows = rows_per_task(e);
-    cpu.each(t * e, dlogits.chunks_mut((rows * e).max(1)).enumerate(), |(i, dlogits)| {
-        for (j, dl) in dlogits.chunks_mut(e).enumerate() {
-            let t = i * rows + j;
-            let (p, chosen) = (&probs[t * e..(t + 1) * e], &experts[t * k..(t + 1) * k]);
-            let (w, dw) = (&weights[t * k..(t + 1) * k], &dweights[t * k..(t + 1) * k]);
-            match balance {
-                Some(b) => dl.copy_from_slice(b),
-                None => dl.fill(T::ZERO),
+    cpu.each(
+        t * e,
+        dlogits.chunks_mut((rows * e).max(1)).enumerate(),
+        #[inline(always)]
+        |(i, dlogits)| {
+            for (j, dl) in dlogits.chunks_mut(e).enumerate() {
+                let t = i * rows + j;
+                let (p, chosen) = (&probs[t * e..(t + 1) * e], &experts[t * k..(t + 1) * k]);
+                let (w, dw) = (&weights[t * k..(t + 1) * k], &dweights[t * k..(t + 1) * k]);
+                match balance {
+                    Some(b) => dl.copy_from_slice(b),
+                    None => dl.fill(T::ZERO),
+                }
+                if extra.normalised {
+                    let sum = chosen.iter().fold(T::ZERO, |s, &c| s + p[c as usize]);
+                    let pull = float::dot(dw, w);
+                    chosen.iter().zip(dw).for_each(|(&c, &dw)| dl[c as usize] += (dw - pull) / sum);
+                } else {
+                    chosen.iter().zip(dw).for_each(|(&c, &dw)| dl[c as usize] += dw);
+                }
+                let mean = float::dot(p, dl);
+                let lift = if extra.z_coef == 0.0 { T::ZERO } else { z * log_sum_exp(&logits[t * e..(t + 1) * e]) };
+                for (dl, &p) in dl.iter_mut().zip(p) {
+                    *dl = p * (*dl - mean + lift);
+                }
             }
-            if extra.normalised {
-                let sum = chosen.iter().fold(T::ZERO, |s, &c| s + p[c as usize]);
-                let pull = float::dot(dw, w);
-                chosen.iter().zip(dw).for_each(|(&c, &dw)| dl[c as usize] += (dw - pull) / sum);
-            } else {
-                chosen.iter().zip(dw).for_each(|(&c, &dw)| dl[c as usize] += dw);
-            }
-            let mean = float::dot(p, dl);
-            let lift = if extra.z_coef == 0.0 { T::ZERO } else { z * log_sum_exp(&logits[t * e..(t + 1) * e]) };
-            for (dl, &p) in dl.iter_mut().zip(p) {
-                *dl = p * (*dl - mean + lift);
-            }
-        }
-    });
+        },
+    );
     Ok(())
 }

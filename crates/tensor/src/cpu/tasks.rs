@@ -11,18 +11,25 @@ const SERIAL_ELEMENTS: usize = 16 * 1024;
 /// Elements one task of a memory-bound operation covers.
 const TASK_ELEMENTS: usize = 16 * 1024;
 
-/// Runs `f` compiled for the widest vectors this processor has. Bodies must be `#[inline(always)]` all the way down.
-#[inline(always)]
-pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    struct Call<F>(F);
-    impl<R, F: FnOnce() -> R> pulp::WithSimd for Call<F> {
-        type Output = R;
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(self, _: S) -> R {
-            (self.0)()
+/// Runs one task, compiled for AVX2 where the processor has it. `f` must be inlined all the way down, so that its loops
+/// are compiled here; wider vectors would only double the code, since these loops wait for memory.
+#[inline(never)]
+fn run<I, R>(f: &impl Fn(I) -> R, task: I) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        struct Call<'a, F, I>(&'a F, I);
+        impl<I, R, F: Fn(I) -> R> pulp::NullaryFnOnce for Call<'_, F, I> {
+            type Output = R;
+            #[inline(always)]
+            fn call(self) -> R {
+                (self.0)(self.1)
+            }
+        }
+        if let Some(avx2) = pulp::x86::V3::try_new() {
+            return pulp::Simd::vectorize(avx2, Call(f, task));
         }
     }
-    pulp::Arch::new().dispatch(Call(f))
+    f(task)
 }
 
 /// Rows of `row_len` elements that one task takes.
@@ -46,22 +53,24 @@ impl Cpu {
     /// Runs `f` on every task, on several threads when `elements` touched in all are worth it.
     #[inline(always)]
     pub(super) fn each<I: Send>(&self, elements: usize, tasks: impl Iterator<Item = I>, f: impl Fn(I) + Sync) {
-        if self.threads == 1 || elements < SERIAL_ELEMENTS {
-            tasks.for_each(|t| vectorised(|| f(t)));
-        } else {
-            let tasks: Vec<I> = tasks.collect();
-            self.pool.install(|| tasks.into_par_iter().with_max_len(1).for_each(|t| vectorised(|| f(t))));
+        match &self.pool {
+            Some(pool) if elements >= SERIAL_ELEMENTS => {
+                let tasks: Vec<I> = tasks.collect();
+                pool.install(|| tasks.into_par_iter().with_max_len(1).for_each(|t| run(&f, t)));
+            }
+            _ => tasks.for_each(|t| run(&f, t)),
         }
     }
 
     /// As `each`, keeping the results in task order.
     #[inline(always)]
     pub(super) fn map<I: Send, R: Send>(&self, elements: usize, tasks: impl Iterator<Item = I>, f: impl Fn(I) -> R + Sync) -> Vec<R> {
-        if self.threads == 1 || elements < SERIAL_ELEMENTS {
-            tasks.map(|t| vectorised(|| f(t))).collect()
-        } else {
-            let tasks: Vec<I> = tasks.collect();
-            self.pool.install(|| tasks.into_par_iter().with_max_len(1).map(|t| vectorised(|| f(t))).collect())
+        match &self.pool {
+            Some(pool) if elements >= SERIAL_ELEMENTS => {
+                let tasks: Vec<I> = tasks.collect();
+                pool.install(|| tasks.into_par_iter().with_max_len(1).map(|t| run(&f, t)).collect())
+            }
+            _ => tasks.map(|t| run(&f, t)).collect(),
         }
     }
 
@@ -70,11 +79,16 @@ impl Cpu {
     pub(super) fn sum_rows<T: Float>(&self, out: &mut [T], rows: usize, row_len: usize, f: impl Fn(usize, usize, &mut [T]) + Sync) {
         let width = out.len();
         let step = rows_per_task(row_len).max(16);
-        let partials = self.map(rows * row_len, (0..rows).step_by(step), |first| {
-            let mut partial = vec![T::ZERO; width];
-            f(first, (first + step).min(rows), &mut partial);
-            partial
-        });
+        let partials = self.map(
+            rows * row_len,
+            (0..rows).step_by(step),
+            #[inline(always)]
+            |first| {
+                let mut partial = vec![T::ZERO; width];
+                f(first, (first + step).min(rows), &mut partial);
+                partial
+            },
+        );
         for partial in partials {
             for (o, p) in out.iter_mut().zip(partial) {
                 *o += p;

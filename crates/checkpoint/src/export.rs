@@ -1,0 +1,151 @@
+//! A model as a Hugging Face folder. The whole folder is made beside its final place, synced, and put there in one step,
+//! so that whoever looks sees the old model or the new one and never a mixture, wherever a kill falls.
+
+use crate::{
+    Error, Result, Sidecar, WeightsFolder,
+    disk::{Disk, Hook, list, sibling},
+    safetensors::{Item, TensorRef, write_sharded},
+    sidecar::is_model_file,
+    store::base_dtype,
+};
+use std::path::{Path, PathBuf};
+use temper_model::param::Param;
+use temper_tensor::{DType, View};
+
+/// How to export.
+#[derive(Clone, Debug)]
+pub struct ExportOptions {
+    /// Type of the weights (F32, BF16, F16); none is the one that the model came in (`dtype` of its config.json), or else F32.
+    pub dtype: Option<DType>,
+    /// Most bytes of tensors in one file; 5 GB, as transformers.
+    pub max_shard_bytes: u64,
+    /// Replace the model in a folder that is not empty. Files that belong to no model are kept.
+    pub overwrite: bool,
+    /// For tests: called before every change to the disk.
+    pub hook: Option<Hook>,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        ExportOptions { dtype: None, max_shard_bytes: 5_000_000_000, overwrite: false, hook: None }
+    }
+}
+
+/// Writes the parameters with their config, tokenizer and generation config as a folder that transformers loads.
+///
+/// # Errors
+/// [`Error::Bad`] when the folder is not empty and `overwrite` is not set (it is left untouched), or the side files cannot be
+/// used; [`Error::Io`] when the disk refuses, with the target as it was.
+pub fn export(out: &Path, params: &[Param], weights: &[View<'_>], sidecar: &Sidecar, options: &ExportOptions) -> Result<()> {
+    let items = items_of("", params, weights, out)?;
+    write_folder(out, &items, sidecar, options)
+}
+
+/// Exports the weights of a step checkpoint (whose checksums the caller has verified). Needs nothing but its folder.
+///
+/// # Errors
+/// As [`export`] and [`WeightsFolder::open`].
+pub fn export_checkpoint(step_dir: &Path, out: &Path, options: &ExportOptions) -> Result<()> {
+    let folder = WeightsFolder::open(step_dir)?;
+    let names: Vec<String> = folder.files().iter().flat_map(|f| f.names_in_order()).map(str::to_string).collect();
+    let items = names.into_iter().filter_map(|name| Some(Item { tensor: folder.tensor(&name)?, name })).collect::<Vec<_>>();
+    let dtype = match options.dtype {
+        Some(dtype) => Some(dtype),
+        None => base_dtype(step_dir)?,
+    };
+    write_folder(out, &items, &Sidecar::of_folder(step_dir), &ExportOptions { dtype, ..options.clone() })
+}
+
+/// The pieces of the parameters under their names on disk, with a prefix.
+pub(crate) fn items_of<'a>(prefix: &str, params: &[Param], tensors: &[View<'a>], at: &Path) -> Result<Vec<Item<'a>>> {
+    if params.len() != tensors.len() {
+        return Err(Error::bad(at, format!("{} tensors for {} parameters (a fault of this program)", tensors.len(), params.len())));
+    }
+    let mut items = Vec::new();
+    for (param, tensor) in params.iter().zip(tensors) {
+        for piece in &param.pieces {
+            let tensor = TensorRef::of_view(*tensor, piece.range.clone(), &piece.shape);
+            let tensor = tensor
+                .ok_or_else(|| Error::bad(at, format!("{}: not in host memory or too short (a fault of this program)", piece.name)))?;
+            items.push(Item { name: format!("{prefix}{}", piece.name), tensor });
+        }
+    }
+    Ok(items)
+}
+
+fn write_folder(out: &Path, items: &[Item<'_>], sidecar: &Sidecar, options: &ExportOptions) -> Result<()> {
+    let out = target(out, options.overwrite)?;
+    let dtype = match options.dtype {
+        Some(dtype) => dtype,
+        None => sidecar.dtype()?.unwrap_or(DType::F32),
+    };
+    let disk = Disk { hook: options.hook.clone() };
+    let fresh = sibling(&out, "new");
+    if fresh.exists() {
+        disk.remove(&fresh)?;
+    }
+    let result = fill(&disk, &fresh, items, sidecar, dtype, options.max_shard_bytes)
+        .and_then(|()| keep_unrelated(&disk, &out, &fresh))
+        .and_then(|()| disk.sync_dir(&fresh))
+        .and_then(|()| disk.replace_dir(&fresh, &out));
+    if result.is_err() && fresh.exists() {
+        // Best effort: the error to report is the first one.
+        let _ = disk.remove(&fresh);
+    }
+    result
+}
+
+/// The real path of the target, checked.
+fn target(out: &Path, overwrite: bool) -> Result<PathBuf> {
+    if !out.exists() {
+        let name = out.file_name().ok_or_else(|| Error::bad(out, "not a folder that can be made"))?;
+        let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+        return Ok(parent.canonicalize().map_err(Error::io("find", parent))?.join(name));
+    }
+    if !out.is_dir() {
+        return Err(Error::bad(out, "is a file; name a folder to export to"));
+    }
+    let entries = list(out)?;
+    if !entries.is_empty() && !overwrite {
+        let held = entries.len();
+        return Err(Error::bad(
+            out,
+            format!("the folder is not empty ({held} entries). Name a new folder, or give --overwrite to replace the model in it"),
+        ));
+    }
+    out.canonicalize().map_err(Error::io("find", out))
+}
+
+fn fill(disk: &Disk, dir: &Path, items: &[Item<'_>], sidecar: &Sidecar, dtype: DType, max_shard: u64) -> Result<()> {
+    disk.create_dir(dir)?;
+    sidecar.write(disk, dir, dtype)?;
+    write_sharded(disk, dir, "model", items, Some(dtype), max_shard)?;
+    Ok(())
+}
+
+/// Gives the files of `old` that belong to no model a second name in `new`.
+fn keep_unrelated(disk: &Disk, old: &Path, new: &Path) -> Result<()> {
+    if !old.exists() {
+        return Ok(());
+    }
+    for entry in list(old)? {
+        let Some(name) = entry.file_name() else { continue };
+        if !is_model_file(&name.to_string_lossy()) {
+            link_tree(disk, &entry, &new.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+fn link_tree(disk: &Disk, from: &Path, to: &Path) -> Result<()> {
+    if from.is_symlink() || !from.is_dir() {
+        return disk.link(from, to);
+    }
+    disk.create_dir(to)?;
+    for entry in list(from)? {
+        let Some(name) = entry.file_name() else { continue };
+        link_tree(disk, &entry, &to.join(name))?;
+    }
+    disk.sync_dir(to)
+}

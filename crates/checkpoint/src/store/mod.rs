@@ -1,0 +1,190 @@
+//! The checkpoints of a run.
+//!
+//! ```text
+//! RUN/checkpoints/step-000050/
+//!   model.safetensors        the weights under their Hugging Face names, in the type they are trained in; sharded at 5 GB
+//!   config.json, tokenizer…  what makes the folder a model that any program loads, and an export need nothing else
+//!   optimizer.safetensors    exp_avg.NAME and exp_avg_sq.NAME for every weight NAME
+//!   state.json               the step and whatever the caller needs to go on from it
+//!   manifest.json            size and BLAKE3 of every other file; written last
+//! ```
+//!
+//! A checkpoint is made as `.tmp-step-000050-PID`, synced, and renamed. A folder without a manifest is incomplete, one that
+//! differs from its manifest is damaged, and neither is ever loaded or deleted.
+
+mod load;
+mod manifest;
+mod save;
+
+pub use load::Loaded;
+pub(crate) use load::base_dtype;
+pub use manifest::{Fault, Manifest, verify};
+pub use save::Saved;
+
+use crate::{
+    Error, Result,
+    disk::{Disk, Hook, list},
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+/// The checkpoints of one run.
+#[derive(Debug)]
+pub struct Store {
+    run_dir: PathBuf,
+    disk: Disk,
+    /// The step saved last, plus one; 0 when none has been.
+    last_saved: AtomicUsize,
+}
+
+/// A checkpoint folder and what a look at it (without reading every byte) says.
+#[derive(Debug)]
+pub struct Listed {
+    /// Its step.
+    pub step: usize,
+    /// Its folder.
+    pub path: PathBuf,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Nothing, or why it is not whole.
+    pub fault: Option<Fault>,
+}
+
+/// What a path given by a user is.
+#[derive(Debug)]
+pub enum Located {
+    /// A run folder or its `checkpoints` folder.
+    Run(Store),
+    /// One checkpoint.
+    Step(PathBuf),
+}
+
+impl Store {
+    /// The checkpoints under a run folder. Nothing is read or written yet.
+    pub fn new(run_dir: &Path) -> Store {
+        Store { run_dir: run_dir.to_path_buf(), disk: Disk::default(), last_saved: AtomicUsize::new(0) }
+    }
+
+    /// For tests: calls `hook` before every change to the disk.
+    pub fn with_hook(mut self, hook: Hook) -> Store {
+        self.disk.hook = Some(hook);
+        self
+    }
+
+    /// Finds out whether a path is a run or one of its checkpoints.
+    ///
+    /// # Errors
+    /// [`Error::Bad`] when it is neither.
+    pub fn locate(path: &Path) -> Result<Located> {
+        let path = path.canonicalize().map_err(|e| Error::bad(path, e.to_string()))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.join(manifest::NAME).is_file() || step_of(&name).is_some() {
+            return Ok(Located::Step(path));
+        }
+        match path.parent() {
+            _ if path.join(FOLDER).is_dir() => Ok(Located::Run(Store::new(&path))),
+            Some(run) if name == FOLDER => Ok(Located::Run(Store::new(run))),
+            _ => Err(Error::bad(
+                &path,
+                format!("neither a run folder (it has no {FOLDER}/) nor a checkpoint (it has no {})", manifest::NAME),
+            )),
+        }
+    }
+
+    /// The folder that holds the checkpoints.
+    pub fn dir(&self) -> PathBuf {
+        self.run_dir.join(FOLDER)
+    }
+
+    /// Where the checkpoint of a step lies or will lie.
+    pub fn step_dir(&self, step: usize) -> PathBuf {
+        self.dir().join(format!("{PREFIX}{step:06}"))
+    }
+
+    /// All checkpoint folders by step, each with what a quick look says (files present, sizes right).
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the folder exists but cannot be read.
+    pub fn list(&self) -> Result<Vec<Listed>> {
+        let mut found = Vec::new();
+        for path in self.entries()? {
+            let Some(step) = path.file_name().and_then(|n| step_of(&n.to_string_lossy())) else { continue };
+            let fault = Manifest::check(&path).err();
+            found.push(Listed { step, bytes: size(&path), path, fault });
+        }
+        found.sort_by_key(|l| l.step);
+        Ok(found)
+    }
+
+    /// Temporary folders that a killed save left behind.
+    pub fn leftovers(&self) -> Result<Vec<PathBuf>> {
+        let temporary = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(TEMPORARY));
+        Ok(self.entries()?.into_iter().filter(temporary).collect())
+    }
+
+    fn entries(&self) -> Result<Vec<PathBuf>> {
+        let dir = self.dir();
+        if dir.exists() { list(&dir) } else { Ok(Vec::new()) }
+    }
+
+    /// Removes old checkpoints: all but the newest `keep_last` (0: none are removed) and those whose step is a multiple of
+    /// `keep_every` (0: no exception). The checkpoint that this store saved last always stays, and so does what is not whole.
+    /// Before this store has saved one, none is removed: a look at sizes does not prove that another is good.
+    /// Returns notices about leftovers of killed saves, which are removed too.
+    pub fn prune(&self, keep_last: usize, keep_every: usize) -> Result<Vec<String>> {
+        let notices = self.clean()?;
+        let whole: Vec<Listed> = self.list()?.into_iter().filter(|l| l.fault.is_none()).collect();
+        let Some(just_saved) = self.last_saved.load(Ordering::Relaxed).checked_sub(1) else { return Ok(notices) };
+        let old = if keep_last == 0 { 0 } else { whole.len().saturating_sub(keep_last) };
+        for l in whole.into_iter().take(old) {
+            if l.step != just_saved && !(keep_every > 0 && l.step.is_multiple_of(keep_every)) {
+                // Renamed first, so that a kill leaves no folder that looks like a damaged checkpoint.
+                let doomed = self.temporary(l.step);
+                self.disk.rename(&l.path, &doomed)?;
+                self.disk.remove(&doomed)?;
+            }
+        }
+        Ok(notices)
+    }
+
+    /// Removes the leftovers of killed saves, except those of processes that are still running.
+    fn clean(&self) -> Result<Vec<String>> {
+        let mut notices = Vec::new();
+        for path in self.leftovers()? {
+            if !belongs_to_another(&path) {
+                self.disk.remove(&path)?;
+                notices.push(format!("{}: left behind by a save that was cut short; removed", path.display()));
+            }
+        }
+        Ok(notices)
+    }
+
+    fn temporary(&self, step: usize) -> PathBuf {
+        self.dir().join(format!("{TEMPORARY}{step:06}-{}", std::process::id()))
+    }
+}
+
+/// Name of the folder of checkpoints in a run folder.
+const FOLDER: &str = "checkpoints";
+const PREFIX: &str = "step-";
+const TEMPORARY: &str = ".tmp-step-";
+
+fn step_of(name: &str) -> Option<usize> {
+    let digits = name.strip_prefix(PREFIX)?;
+    digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+/// Whether a temporary folder's process id is that of another process that lives.
+fn belongs_to_another(path: &Path) -> bool {
+    let pid = path.file_name().and_then(|n| n.to_string_lossy().rsplit_once('-').and_then(|(_, pid)| pid.parse::<u32>().ok()));
+    // `.tmp-step-000012` without an id ends in its step.
+    let named = path.file_name().is_some_and(|n| n.to_string_lossy().matches('-').count() == 3);
+    pid.is_some_and(|pid| named && pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists())
+}
+
+fn size(dir: &Path) -> u64 {
+    let of = |p: &PathBuf| if p.is_dir() { size(p) } else { p.metadata().map_or(0, |m| m.len()) };
+    list(dir).unwrap_or_default().iter().map(of).sum()
+}

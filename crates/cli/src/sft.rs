@@ -1,0 +1,76 @@
+//! `temper sft`
+
+use crate::args::Sft;
+use crate::exit::BadInput;
+use crate::generate::{answer, chat_prompt};
+use std::{io, sync::Arc, time::Instant};
+use temper_config::Config;
+use temper_monitor::{Fan, Progress, Target};
+use temper_rollout::{Request, end_tokens_in};
+use temper_tensor::Ops;
+use temper_train::{
+    run::{Begin, Run},
+    sft::train,
+};
+
+/// Most tokens of the reply that ends a run.
+const REPLY_TOKENS: usize = 128;
+
+/// Trains, then shows what came of it.
+pub fn run(args: &Sft, ops: Arc<dyn Ops>, started: Instant) -> anyhow::Result<()> {
+    let resolved = Config::load(&args.config, &args.sets)?;
+    let mut run = Run::open(resolved, begin(args)?, ops, started)?;
+    let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
+    let mut sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
+    train(&mut run, &mut sinks)?;
+    if let Some(prompt) = run.config().log.sample_prompt.clone() {
+        reply(&run, &prompt)?;
+    }
+    whereabouts(&run);
+    Ok(())
+}
+
+fn begin(args: &Sft) -> anyhow::Result<Begin> {
+    match args.resume.as_deref() {
+        None => Ok(Begin::New),
+        Some("latest") => Ok(Begin::Latest),
+        Some(step) => match step.parse() {
+            Ok(step) => Ok(Begin::Step(step)),
+            Err(_) => Err(BadInput(format!("--resume {step}: give a step number, or nothing for the newest checkpoint")).into()),
+        },
+    }
+}
+
+/// The trained model answers the prompt of `log.sample_prompt`.
+fn reply(run: &Run, prompt: &str) -> anyhow::Result<()> {
+    let t = &run.trainer;
+    let (ids, turn_end) = chat_prompt(&run.template, &run.tokenizer, None, prompt)?;
+    let ends = end_tokens_in(&run.source.model_dir, &|t| run.tokenizer.id_of(t), turn_end.as_deref(), run.source.arch.vocab)?;
+    let done = answer(&*t.ops, &t.model, &t.weights, &run.tokenizer, true, &Request::greedy(&ids, REPLY_TOKENS, &ends.ids), |_| ())?;
+    println!("\n> {prompt}\n{}\n", done.text.trim());
+    Ok(())
+}
+
+/// Where everything is.
+fn whereabouts(run: &Run) {
+    let dir = run.dir();
+    let mut lines = vec![
+        ("checkpoints", format!("{}", run.store.dir().display())),
+        (
+            "metrics",
+            format!(
+                "{}  (also loss.svg{})",
+                dir.join("events.jsonl").display(),
+                if run.config().log.tensorboard { ", tensorboard/" } else { "" }
+            ),
+        ),
+    ];
+    if run.config().checkpoint.export {
+        let hf = dir.join("hf");
+        lines.push(("model", format!("{}  (loads in transformers, vLLM and temper)", hf.display())));
+        lines.push(("try it", format!("temper generate {} --chat \"...\"", hf.display())));
+    }
+    for (name, text) in lines {
+        println!("{name:<12} {text}");
+    }
+}

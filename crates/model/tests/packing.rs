@@ -1,0 +1,121 @@
+//! A packed document trains exactly as it would alone, and the finder of non-finite values names the right place.
+
+mod common;
+use common::*;
+use temper_config::{Arch, ModelType};
+use temper_model::diagnose::{NonFinite, diagnose};
+use temper_model::{AuxSettings, Batch, Error, Objective, Recompute, RopeTables, Weights};
+use temper_tensor::{Balance, DType, Ops};
+
+const OBJECTIVE: Objective = Objective { loss_scale: 0.5, aux: None, recompute: Recompute::None };
+
+fn docs() -> Vec<Vec<i32>> {
+    vec![vec![1, 7, 3, 9, 2], vec![4], vec![5, 5, 8], vec![12, 0, 6, 11]]
+}
+
+fn targets(doc: &[i32]) -> Vec<i32> {
+    doc[1..].iter().copied().chain([temper_model::IGNORE]).collect()
+}
+
+#[test]
+fn packed_equals_alone() {
+    for arch in [tiny(ModelType::Qwen2), Arch { tied: true, ..tiny(ModelType::Qwen3) }, tiny_moe(4, 2, true)] {
+        let s = Setup::random(&arch, DType::F64);
+        let docs = docs();
+        let all = pack(&s.ops, s.dtype, &docs, &docs.iter().map(|d| targets(d)).collect::<Vec<_>>());
+        let logits = s.read(&s.model.forward_logits(&s.cx(&all)).unwrap());
+        let mut together = s.grads();
+        let losses = s.read(&s.model.forward_backward(&s.cx(&all), &mut together, &OBJECTIVE).unwrap().losses);
+        let mut apart = s.grads();
+        let (mut alone_logits, mut alone_losses) = (Vec::new(), Vec::new());
+        for doc in &docs {
+            let batch = pack(&s.ops, s.dtype, std::slice::from_ref(doc), &[targets(doc)]);
+            alone_logits.extend(s.read(&s.model.forward_logits(&s.cx(&batch)).unwrap()));
+            alone_losses.extend(s.read(&s.model.forward_backward(&s.cx(&batch), &mut apart, &OBJECTIVE).unwrap().losses));
+        }
+        assert!(relative(&logits, &alone_logits) < 1e-14);
+        assert!(relative(&losses, &alone_losses) < 1e-14);
+        for (p, (a, b)) in s.model.params.iter().zip(s.host_grads(&together).iter().zip(&s.host_grads(&apart))) {
+            assert!(relative(a, b) < 1e-12, "{}", p.name);
+        }
+    }
+}
+
+/// The same batch twice gives the same bits, and gradients add up exactly.
+#[test]
+fn repeats_bitwise_and_accumulates() {
+    let s = Setup::random(&tiny_moe(4, 2, false), DType::F32);
+    let batch = documents(&s.ops, s.dtype, 13, &[6, 9], |t| t > 2);
+    let objective = Objective { aux: Some(AuxSettings { kind: Balance::Megatron, coef: 0.1, z_coef: 0.1, scale: 1.0 }), ..OBJECTIVE };
+    let run = |recompute| {
+        let mut grads = s.grads();
+        s.model.forward_backward(&s.cx(&batch), &mut grads, &Objective { recompute, ..objective }).unwrap();
+        s.host_grads(&grads)
+    };
+    assert_eq!(run(Recompute::None), run(Recompute::None));
+    assert_eq!(run(Recompute::None), run(Recompute::Full));
+    let mut twice = s.grads();
+    for _ in 0..2 {
+        s.model.forward_backward(&s.cx(&batch), &mut twice, &objective).unwrap();
+    }
+    for (a, b) in s.host_grads(&twice).iter().zip(run(Recompute::None)) {
+        assert!(relative(a, &b.iter().map(|v| 2.0 * v).collect::<Vec<_>>()) < 1e-5);
+    }
+}
+
+#[test]
+fn finds_what_is_not_finite() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        let mut s = Setup::random(&tiny(ModelType::Qwen3), DType::F32);
+        let batch = documents(&s.ops, s.dtype, 13, &[6, 9], |_| true);
+        let objective = Objective { recompute, ..OBJECTIVE };
+        let found = |s: &Setup| diagnose(&s.model, &s.cx(&batch), &mut s.grads(), &objective).unwrap();
+        assert_eq!(found(&s), None);
+        let id = s.names.find("model.layers.1.post_attention_layernorm.weight").unwrap().id;
+        // Finite weights; but the product of gate and up, each of this size, overflows.
+        s.ops.fill(s.weights.get_mut(id).unwrap(), 1e25).unwrap();
+        assert_eq!(found(&s), Some(NonFinite::Output("layer 1".into())));
+        s.ops.fill(s.weights.get_mut(id).unwrap(), f64::NAN).unwrap();
+        assert_eq!(found(&s), Some(NonFinite::Weight("model.layers.1.post_attention_layernorm.weight".into())));
+    }
+}
+
+#[test]
+fn finds_a_gradient_that_overflows() {
+    let s = Setup::random(&tiny(ModelType::Llama), DType::F32);
+    let batch = documents(&s.ops, s.dtype, 13, &[6, 9], |_| true);
+    let objective = Objective { loss_scale: 1e38, ..OBJECTIVE };
+    let found = diagnose(&s.model, &s.cx(&batch), &mut s.grads(), &objective).unwrap();
+    assert!(matches!(found, Some(NonFinite::InputGrad(_) | NonFinite::WeightGrad(_))), "{found:?}");
+}
+
+#[test]
+fn misuse_is_an_error() {
+    let s = Setup::random(&tiny(ModelType::Llama), DType::F32);
+    let bad = |ids: &[i32], positions: &[i32], cu: &[i32]| Batch::new(&s.ops, ids, positions, cu).is_err();
+    assert!(bad(&[], &[], &[0]));
+    assert!(bad(&[1, 2], &[0], &[0, 2]));
+    assert!(bad(&[1, 2], &[0, 1], &[0, 1]));
+    assert!(bad(&[1, 2], &[0, 1], &[0, 0, 2]));
+    assert!(bad(&[1, 2], &[0, 1], &[]));
+    let unlabelled = Batch::new(&s.ops, &[1, 2], &[0, 1], &[0, 2]).unwrap();
+    assert!(matches!(s.model.forward_loss(&s.cx(&unlabelled), &None), Err(Error::Batch(_))));
+    let outside = Batch::new(&s.ops, &[1, 13], &[0, 1], &[0, 2]).unwrap();
+    assert!(s.model.forward_logits(&s.cx(&outside)).is_err());
+    let far = Batch::new(&s.ops, &[1, 2], &[0, 64], &[0, 2]).unwrap();
+    assert!(s.model.forward_logits(&s.cx(&far)).is_err());
+    let empty = Weights::empty(&s.model.params, s.dtype);
+    let cx = temper_model::Cx { weights: &empty, ..s.cx(&unlabelled) };
+    let message = s.model.forward_logits(&cx).err().unwrap().to_string();
+    assert!(message.contains("model.embed_tokens.weight"), "{message}");
+}
+
+/// Angles stay exact where f32 products of position and frequency would not.
+#[test]
+fn rope_tables_at_far_positions() {
+    let s = Setup::random(&tiny(ModelType::Llama), DType::F32);
+    let tables = RopeTables::new(&s.ops, &s.model.arch, 40_000, DType::F32).unwrap();
+    let sin = s.read(&tables.sin);
+    let expected = (39_999f64 * 10_000f64.powf(-0.5)).sin();
+    assert!((sin[39_999 * 2 + 1] - expected).abs() < 1e-7);
+}

@@ -1,0 +1,136 @@
+//! Element-wise operations, products, embedding, loss, optimizer.
+
+use super::{Bench, inner, numeric_grad, plus};
+use temper_tensor::{AdamW, Beta, DType, Trans};
+
+pub fn elementwise(b: &mut Bench, n: usize) {
+    let (x, y) = (b.randn(&[n], 2.0), b.randn(&[n], 1.0));
+    let mut out = b.output(&[n]);
+    b.ops.add(out.view_mut(), x.view(), y.view()).unwrap();
+    b.check("add", &out, || plus(&x.host, &y.host));
+    b.ops.copy(out.view_mut(), x.view()).unwrap();
+    b.check("copy", &out, || x.host.clone());
+    b.ops.add_assign(out.view_mut(), y.view()).unwrap();
+    b.check("add_assign", &out, || plus(&x.host, &y.host));
+    b.ops.scale(out.view_mut(), 0.75).unwrap();
+    b.check("scale", &out, || plus(&x.host, &y.host).iter().map(|v| v * 0.75).collect());
+    b.ops.fill(out.view_mut(), -3.5).unwrap();
+    b.check("fill", &out, || vec![-3.5; n]);
+    let zeros = b.ops.zeros(b.dtype, &[n]).unwrap();
+    b.check("zeros", &zeros, || vec![0.0; n]);
+}
+
+pub fn statistics(b: &mut Bench, n: usize) {
+    let x = b.randn(&[n], 1.0);
+    let mut out = b.ops.zeros(DType::F64, &[1]).unwrap();
+    b.ops.fill(out.view_mut(), 0.5).unwrap();
+    b.ops.sum_squares(out.view_mut(), x.view()).unwrap();
+    b.check("sum_squares", &out, || vec![0.5 + inner(&x.host, &x.host)]);
+    let mut values = x.host.clone();
+    let specials = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+    let wrong = n / 3;
+    for i in 0..wrong {
+        values[i * 3] = specials[i % 3];
+    }
+    let x = b.input(&[n], values);
+    let mut out = b.ops.zeros(DType::I32, &[1]).unwrap();
+    b.ops.count_non_finite(out.view_mut(), x.view()).unwrap();
+    b.ops.count_non_finite(out.view_mut(), x.view()).unwrap();
+    b.check("count_non_finite", &out, || vec![2.0 * wrong as f64]);
+}
+
+/// As the text of `torch.optim.AdamW`.
+pub fn adamw(b: &mut Bench, n: usize, step: u64) {
+    let s = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step, grad_scale: 0.5 };
+    let (mut w, mut m, g) = (b.randn(&[n], 1.0), b.randn(&[n], 0.1), b.randn(&[n], 1.0));
+    let squares = b.randn(&[n], 0.3).host.iter().map(|x| x * x).collect();
+    let mut v = b.input(&[n], squares);
+    b.ops.adamw(w.tensor.view_mut(), m.tensor.view_mut(), v.tensor.view_mut(), g.view(), s).unwrap();
+    let moment = |old: f64, beta: f64, x: f64| beta * old + (1.0 - beta) * x;
+    let new_m = |i: usize| moment(m.host[i], s.beta1, g.host[i] * 0.5);
+    let new_v = |i: usize| moment(v.host[i], s.beta2, (g.host[i] * 0.5).powi(2));
+    b.check("m", &m.tensor, || (0..n).map(new_m).collect());
+    b.check("v", &v.tensor, || (0..n).map(new_v).collect());
+    b.check("w", &w.tensor, || {
+        let (c1, c2) = (1.0 - s.beta1.powi(step as i32), 1.0 - s.beta2.powi(step as i32));
+        let update = |i: usize| (new_m(i) / c1) / ((new_v(i) / c2).sqrt() + s.eps);
+        (0..n).map(|i| w.host[i] * (1.0 - s.lr * s.weight_decay) - s.lr * update(i)).collect()
+    });
+}
+
+/// a[m, k] . b[k, n] by definition; `ta`, `tb` as in the operation.
+pub fn product(a: &[f64], ta: bool, b: &[f64], tb: bool, [m, n, k]: [usize; 3]) -> Vec<f64> {
+    let a_at = |i: usize, l: usize| if ta { a[l * m + i] } else { a[i * k + l] };
+    let b_at = |l: usize, j: usize| if tb { b[j * k + l] } else { b[l * n + j] };
+    let element = |i: usize, j: usize| (0..k).map(|l| a_at(i, l) * b_at(l, j)).sum();
+    (0..m * n).map(|at| element(at / n, at % n)).collect()
+}
+
+pub fn gemm(bench: &mut Bench, m: usize, n: usize, k: usize, ta: Trans, tb: Trans, beta: Beta) {
+    let (transposed_a, transposed_b) = (ta == Trans::Yes, tb == Trans::Yes);
+    let a = bench.randn(&if transposed_a { [k, m] } else { [m, k] }, 1.0);
+    let b = bench.randn(&if transposed_b { [n, k] } else { [k, n] }, 1.0);
+    let mut c = bench.randn(&[m, n], 3.0);
+    bench.ops.gemm(c.tensor.view_mut(), a.view(), ta, b.view(), tb, beta).unwrap();
+    bench.check("c", &c.tensor, || {
+        let fresh = product(&a.host, transposed_a, &b.host, transposed_b, [m, n, k]);
+        if beta == Beta::One { plus(&c.host, &fresh) } else { fresh }
+    });
+}
+
+pub fn bias(b: &mut Bench, t: usize, n: usize) {
+    let (mut y, bias, mut dbias) = (b.randn(&[t, n], 1.0), b.randn(&[n], 1.0), b.randn(&[n], 1.0));
+    b.ops.add_bias(y.tensor.view_mut(), bias.view()).unwrap();
+    b.check("y", &y.tensor, || y.host.iter().enumerate().map(|(i, y)| y + bias.host[i % n]).collect());
+    let dy = b.randn(&[t, n], 1.0);
+    b.ops.bias_grad(dbias.tensor.view_mut(), dy.view()).unwrap();
+    b.check("dbias", &dbias.tensor, || (0..n).map(|j| dbias.host[j] + (0..t).map(|i| dy.host[i * n + j]).sum::<f64>()).collect());
+}
+
+pub fn embedding(b: &mut Bench, v: usize, h: usize, t: usize) {
+    let (table, ids) = (b.randn(&[v, h], 1.0), b.random_indices(t, v));
+    let on_backend = b.indices(&[t], &ids);
+    let mut out = b.output(&[t, h]);
+    b.ops.embedding(out.view_mut(), table.view(), on_backend.view()).unwrap();
+    b.check("out", &out, || ids.iter().flat_map(|&i| table.host[i * h..(i + 1) * h].to_vec()).collect());
+    let (dy, mut dtable) = (b.randn(&[t, h], 1.0), b.randn(&[v, h], 1.0));
+    b.ops.embedding_grad(dtable.tensor.view_mut(), dy.view(), on_backend.view()).unwrap();
+    b.check("dtable", &dtable.tensor, || {
+        let mut sum = dtable.host.clone();
+        ids.iter().enumerate().for_each(|(t, &id)| (0..h).for_each(|j| sum[id * h + j] += dy.host[t * h + j]));
+        sum
+    });
+}
+
+fn row_loss(logits: &[f64], target: i32) -> f64 {
+    if target < 0 { 0.0 } else { logits.iter().map(|x| x.exp()).sum::<f64>().ln() - logits[target as usize] }
+}
+
+pub fn cross_entropy(b: &mut Bench, n: usize, v: usize) {
+    let (mut logits, weights) = (b.randn(&[n, v], 3.0), b.stat_randn(&[n], 1.0));
+    let mut targets: Vec<i32> = b.random_indices(n, v).iter().map(|&i| i as i32).collect();
+    targets.iter_mut().skip(2).step_by(4).for_each(|t| *t = -100);
+    let on_backend = b.raw_indices(&[n], targets.clone());
+    let losses = |x: &[f64]| -> Vec<f64> { (0..n).map(|i| row_loss(&x[i * v..(i + 1) * v], targets[i])).collect() };
+    let mut out = b.stat_output(&[n]);
+    b.ops.cross_entropy(out.view_mut(), logits.tensor.view_mut(), on_backend.view(), None).unwrap();
+    b.check("losses", &out, || losses(&logits.host));
+    b.check("logits left alone", &logits.tensor, || logits.host.clone());
+    let mut out = b.stat_output(&[n]);
+    b.ops.cross_entropy(out.view_mut(), logits.tensor.view_mut(), on_backend.view(), Some(weights.view())).unwrap();
+    b.check("losses with gradient", &out, || losses(&logits.host));
+    b.check_grad("dlogits", &logits.tensor, || {
+        // Rows are independent, so each is differentiated alone; of a wide row, only its gradient by formula is affordable.
+        let row = |i: usize| {
+            let x = &logits.host[i * v..(i + 1) * v];
+            if v > 1000 {
+                let mass: f64 = x.iter().map(|x| x.exp()).sum();
+                let one_hot = |j: usize| (j as i32 == targets[i]) as u8 as f64;
+                let trained = (targets[i] >= 0) as u8 as f64;
+                return x.iter().enumerate().map(|(j, x)| trained * weights.host[i] * (x.exp() / mass - one_hot(j))).collect();
+            }
+            numeric_grad(x, |x| weights.host[i] * row_loss(x, targets[i]))
+        };
+        (0..n).flat_map(row).collect()
+    });
+}
