@@ -117,7 +117,8 @@ fn hopper(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, result: DType,
         (&raw const m).cast_mut().cast(),
     ];
     // SAFETY: each pointer leads to an argument of the kernel's type.
-    Ok(unsafe { cuda.kernels.launch_raw("gemm_sm90a.cu", Variant::PLAIN, kernel, grid, &mut pointers)? })
+    unsafe { cuda.kernels.launch_raw("gemm_sm90a.cu", Variant::PLAIN, kernel, grid, &mut pointers)? };
+    Ok(())
 }
 
 fn portable(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, dtype: DType, result: DType, offsets: u64) -> Result<()> {
