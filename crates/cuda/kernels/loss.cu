@@ -40,7 +40,10 @@ KERNEL cross_entropy(float* losses, T* logits, const int* targets, const float* 
   if (!weights) return;
   __syncthreads();  // the target's logit has been read
   const float w = weights[n];
-  COLS(c) {
+  // From the end of the row, which was read last: that much of it is still in the L2 cache.
+  const i64 step = (i64)blockDim.x * V, rest = C - (i64)threadIdx.x * V;
+  if (rest <= 0) return;
+  for (i64 c = threadIdx.x * V + (rest - 1) / step * step; c >= 0; c -= step) {
     load(row + c, r);
 #pragma unroll
     for (int j = 0; j < V; j++) r[j] = w * (__expf(r[j] - lse) - (c + j == target ? 1.f : 0.f));

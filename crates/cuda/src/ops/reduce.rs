@@ -8,14 +8,14 @@ use temper_tensor::{DType, Result, View, ViewMut};
 /// How the rows of a column sum are cut into chunks: enough blocks to fill the device, few enough partial sums.
 /// Depends on shapes and device only, so results repeat bitwise.
 pub fn chunks(c: &Cuda, rows: usize, column_blocks: usize) -> (usize, usize) {
-    let wanted = (c.device.multiprocessors * 4).div_ceil(column_blocks.max(1)).clamp(1, 256);
+    let wanted = (c.device.multiprocessors * 4).div_ceil(column_blocks.max(1)).clamp(1, 512);
     let per_chunk = rows.div_ceil(wanted).max(8);
     (rows.div_ceil(per_chunk), per_chunk)
 }
 
 /// `out[cols] += sum over parts`, `out` f32 or bf16; `parts` = (number, elements from one to the next).
 pub fn sum_partials(c: &Cuda, out: u64, dtype: DType, partial: u64, parts: (usize, usize), cols: usize) -> Result<()> {
-    let grid = Grid::line(cols.div_ceil(128), 128);
+    let grid = Grid::line(cols.div_ceil(32), 256);
     Ok(c.kernels.launch(
         "reduce.cu",
         Variant::PLAIN,
