@@ -36,7 +36,8 @@ DI void add_row(void* table, int table_f32, i64 at, const float (&acc)[V]) {
     store((bf16*)table + at, r);
   }
 }
-KERNEL embedding_grad(void* table, int table_f32, float* partial, const T* dy, const int* keys, const int* order, int tokens,
+KERNEL embedding_grad(void* table, int table_f32, float* __restrict__ partial, const T* __restrict__ dy,
+                      const int* __restrict__ keys, const int* __restrict__ order, int tokens,
                       int vocabulary, int H) {
   const int first = blockIdx.x * CHUNK, end = min(first + CHUNK, tokens);
   const bool open_left = first > 0 && keys[first - 1] == keys[first];
@@ -71,10 +72,16 @@ KERNEL embedding_grad_borders(void* table, int table_f32, const float* partial, 
   const int id = keys[end - 1];
   if (first > 0 && keys[first - 1] == id && keys[first] == id) return;  // it began in an earlier chunk
   if (id < 0 || id >= vocabulary) return;
+  int lo = end, hi = tokens - 1;  // the last place of the run
+  while (lo < hi) {
+    const int m = (lo + hi + 1) / 2;
+    if (keys[m] == id) lo = m; else hi = m - 1;
+  }
   for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < H; c += gridDim.y * blockDim.x * V) {
     float acc[V];
     load(partial + (i64)(2 * blockIdx.x + 1) * H + c, acc);
-    for (int b = blockIdx.x + 1; b * CHUNK < tokens && keys[b * CHUNK] == id; b++) {
+#pragma unroll 8
+    for (int b = blockIdx.x + 1; b <= lo / CHUNK; b++) {
       float r[V];
       load(partial + (i64)(2 * b) * H + c, r);
 #pragma unroll

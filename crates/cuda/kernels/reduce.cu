@@ -63,11 +63,17 @@ KERNEL finish_squares(double* out, const double* partial, int parts) {
 
 // out[0] += number of elements that are NaN or infinite. Integer atomics: the order does not matter.
 template <class X> DI void non_finite(int* out, const X* x, i64 n) {
+  constexpr int W = 16 / sizeof(X);
+  const i64 start = (i64)blockIdx.x * blockDim.x + threadIdx.x, step = (i64)gridDim.x * blockDim.x;
+  const i64 wide = (u64)x % 16 == 0 ? n / W : 0;
   int bad = 0;
-  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
-    u32 bits = __float_as_uint(to_f32(x[i]));
-    bad += (bits & 0x7f800000u) == 0x7f800000u;
+  for (i64 i = start; i < wide; i += step) {
+    float r[W];
+    load(x + W * i, r);
+#pragma unroll
+    for (int j = 0; j < W; j++) bad += !(fabsf(r[j]) < INF);
   }
+  for (i64 i = W * wide + start; i < n; i += step) bad += !(fabsf(to_f32(x[i])) < INF);
   for (int o = 16; o > 0; o /= 2) bad += __shfl_xor_sync(~0u, bad, o);
   if (threadIdx.x % 32 == 0 && bad) atomicAdd(out, bad);
 }

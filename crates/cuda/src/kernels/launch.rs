@@ -189,14 +189,13 @@ impl Kernels {
         // SAFETY: the module stays loaded as long as `self`.
         unsafe {
             d.check((d.cuModuleGetFunction)(&mut f, module, name.as_ptr()), &format!("cuModuleGetFunction {kernel} of {file}"))?;
-            let most = self.device.max_shared as i32;
-            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // Static shared memory counts too, so the most dynamic memory a kernel may ask for is a little less.
-            for slack in [0, 1 << 10, 4 << 10, 16 << 10, 48 << 10] {
-                if (d.cuFuncSetAttribute)(f, attribute, most - slack) == 0 {
-                    break;
-                }
-            }
+            // A block's limit covers its static shared memory too.
+            let mut taken = 0;
+            let size = CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            d.check((d.cuFuncGetAttribute)(&mut taken, size, f), "cuFuncGetAttribute")?;
+            let limit = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let most = self.device.max_shared as i32 - taken;
+            d.check((d.cuFuncSetAttribute)(f, limit, most), &format!("cuFuncSetAttribute {kernel} of {file}"))?;
         }
         self.functions.write().unwrap_or_else(PoisonError::into_inner).insert(key, Function(f));
         Ok(Function(f))

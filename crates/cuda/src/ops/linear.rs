@@ -103,8 +103,10 @@ fn hopper(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, result: DType,
         GroupedGemm::InputGrad => ("grouped_input", map(at.a, z.s, z.n, 128)?, map(at.b, matrices, z.m, 64)?),
         GroupedGemm::WeightGrad => ("grouped_weight", map(at.a, z.s, z.n, 64)?, map(at.b, z.s, z.m, 64)?),
     };
-    const STAGES: usize = 4;
-    let grid = Grid::line(cuda.device.multiprocessors, 384).shared(STAGES * (128 + 256) * 64 * 2);
+    const STAGE: usize = (128 + 256) * 64 * 2;
+    const STRIPS: usize = 8 * 16 * (64 + 8) * 4;
+    let shared = if kind == GroupedGemm::WeightGrad { 3 * STAGE + STRIPS } else { 4 * STAGE };
+    let grid = Grid::line(cuda.device.multiprocessors, 384).shared(shared);
     let (f32_out, e, n, m) = ((result == DType::F32) as i32, z.e as i32, z.n as i32, z.m as i32);
     let mut pointers: [*mut c_void; 8] = [
         (&raw const ta).cast_mut().cast(),

@@ -76,6 +76,6 @@ pub fn count_non_finite(c: &Cuda, out: ViewMut, x: View) -> Result<()> {
     let dtype = op.activation("x", x.dtype())?;
     let (o, p) = (op.output("out", &out, DType::I32, &[1])?, op.address("x", x)?);
     let kernel = if dtype == DType::F32 { "count_non_finite_f32" } else { "count_non_finite_bf16" };
-    let grid = Grid::line(c.flat_blocks(x.numel()), 256);
+    let grid = Grid::line(c.flat_blocks(x.numel().div_ceil(4)), 256);
     Ok(c.kernels.launch("reduce.cu", Variant::PLAIN, kernel, grid, args![o, p, x.numel()])?)
 }

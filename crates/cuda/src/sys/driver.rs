@@ -58,6 +58,7 @@ library!(
         fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> c_int;
         fn cuModuleUnload(module: CUmodule) -> c_int;
         fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> c_int;
+        fn cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction) -> c_int;
         fn cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int) -> c_int;
         fn cuLaunchKernel(
             function: CUfunction,
