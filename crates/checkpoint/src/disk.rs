@@ -107,7 +107,7 @@ impl Disk {
         }
         let aside = match self.perform("exchange", old, || exchange(new, old)) {
             Ok(()) => new.to_path_buf(),
-            Err(Error::Io { source, .. }) if is_unsupported(&source) => {
+            Err(Error::Io { cause, .. }) if is_unsupported(&cause) => {
                 let aside = sibling(old, "replaced");
                 if aside.exists() {
                     self.remove(&aside)?;

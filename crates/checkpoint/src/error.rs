@@ -9,14 +9,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The system refused an operation on a file (disk full, no permission, no such file).
-    #[error("cannot {action} {path}: {source}")]
+    #[error("cannot {action} {path}: {cause}")]
     Io {
         /// What was tried, e.g. `write`.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
+        /// The system's error; part of the message, and so not a `source` that would be printed a second time.
+        cause: std::io::Error,
     },
     /// What the caller gave cannot be used: a malformed file, a missing tensor, a folder in use.
     #[error("{path}: {message}")]
@@ -61,7 +61,7 @@ pub enum Error {
 impl Error {
     /// An [`Error::Io`] from a system error.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
-        move |source| Error::Io { action, path: path.to_path_buf(), source }
+        move |cause| Error::Io { action, path: path.to_path_buf(), cause }
     }
 
     /// An [`Error::Bad`] about a file or folder.

@@ -107,7 +107,7 @@ impl WeightsFolder {
         };
         let message = match names.len() {
             1 => format!("tensor {first} is missing: {remedy}"),
-            n => format!("{n} tensors are missing: {}. {remedy}", some_of(names)),
+            n => format!("{n} tensors are missing: {}; {remedy}", some_of(names)),
         };
         Error::bad(self.dir(), message)
     }

@@ -37,7 +37,7 @@ fn assert_nearest(got: u16, want: f64, value: impl Fn(u16) -> f64) {
     let magnitude = got & 0x7fff;
     for neighbour in [magnitude.checked_sub(1), Some(magnitude + 1)].into_iter().flatten().map(|m| m | (got & 0x8000)) {
         let (here, there) = (distance(got), distance(neighbour));
-        assert!(here < there || here == there && got % 2 == 0, "{want} became {} rather than {}", value(got), value(neighbour));
+        assert!(here < there || here == there && got.is_multiple_of(2), "{want} became {} rather than {}", value(got), value(neighbour));
     }
 }
 

@@ -128,7 +128,7 @@ fn edit(f: PathBuf, change: impl Fn(&mut Vec<u8>)) -> PathBuf {
 }
 
 /// One bit of the byte three quarters into the file.
-fn flip(bytes: &mut Vec<u8>) {
+fn flip(bytes: &mut [u8]) {
     let i = bytes.len() * 3 / 4;
     bytes[i] ^= 16;
 }
@@ -146,14 +146,20 @@ fn every_damage_is_named_and_passed_over() {
     type Damage<'a> = Box<dyn Fn(&Path) -> PathBuf + 'a>;
     let faults: Vec<(&str, Damage)> = vec![
         ("cut", Box::new(|d| edit(big(d), |b| b.truncate(b.len() - 64)))),
-        ("flipped-byte", Box::new(|d| edit(big(d), flip))),
+        ("flipped-byte", Box::new(|d| edit(big(d), |b| flip(b)))),
         ("zero-length", Box::new(|d| edit(big(d), Vec::clear))),
         ("file-gone", Box::new(|d| gone(big(d)))),
         ("small-file-gone", Box::new(|d| gone(small(d)))),
-        ("flipped-state", Box::new(|d| edit(d.join("state.json"), flip))),
+        ("flipped-state", Box::new(|d| edit(d.join("state.json"), |b| flip(b)))),
         ("manifest-cut", Box::new(|d| edit(d.join("manifest.json"), |b| b.truncate(40)))),
         ("manifest-gone", Box::new(|d| gone(d.join("manifest.json")))),
-        ("empty-dir", Box::new(|d| snapshot(d).into_keys().map(|f| gone(d.join(f))).last().map(|_| d.to_path_buf()).unwrap())),
+        (
+            "empty-dir",
+            Box::new(|d| {
+                snapshot(d).into_keys().for_each(|f| drop(gone(d.join(f))));
+                d.to_path_buf()
+            }),
+        ),
     ];
     for (fault, damage) in faults {
         let run = Run::with_three();
@@ -274,6 +280,31 @@ fn a_kill_at_any_operation_of_a_save_costs_nothing() {
         assert_eq!(fs::read_dir(run.store().dir()).unwrap().count(), 1);
     }
     assert!(committed > 3 && committed < all / 2, "{committed} of {all}");
+}
+
+/// What a power cut could lose is on disk before the name that vouches for it.
+#[test]
+fn everything_is_synced_before_the_rename_and_the_rename_after() {
+    let run = Run::new();
+    let ops = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let record = ops.clone();
+    let hook = Hook::new(move |op| {
+        record.lock().unwrap().push((op.action, op.path.to_path_buf()));
+        Ok(())
+    });
+    run.save(&run.store().with_hook(hook), 3).unwrap();
+    let ops = ops.lock().unwrap();
+    let rename = ops.iter().position(|o| o.0 == "rename").unwrap();
+    let (before, after) = ops.split_at(rename);
+    let last = |action: &str, path: &Path| before.iter().rposition(|o| o.0 == action && o.1 == path);
+    for (_, path) in before.iter().filter(|o| o.0 == "write") {
+        assert!(last("sync", path) > last("write", path), "{}", path.display());
+    }
+    let folder = before.iter().find(|o| o.0 == "write").unwrap().1.parent().unwrap();
+    assert!(last("sync", folder) > before.iter().rposition(|o| o.0 == "create"));
+    let manifest = before.iter().rposition(|o| o.0 == "create").unwrap();
+    assert!(before[manifest].1.ends_with("manifest.json"), "the manifest is written last");
+    assert!(after.iter().any(|o| o.0 == "sync" && o.1 == run.store().dir()));
 }
 
 #[test]

@@ -11,8 +11,8 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// Threads to compute with (0: all cores).
-    #[arg(long, global = true, default_value_t = 0)]
-    pub threads: usize,
+    #[arg(long, global = true, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub threads: u16,
 }
 
 /// The commands.

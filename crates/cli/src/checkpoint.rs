@@ -2,7 +2,9 @@
 
 use crate::args::{Checkpoint, Dtype};
 use crate::exit::Negative;
+use crate::out::say;
 use crate::table::Table;
+use std::io;
 use std::path::{Path, PathBuf};
 use temper_checkpoint::store::{Fault, Located, verify};
 use temper_checkpoint::{ExportOptions, Store, export_checkpoint};
@@ -29,8 +31,7 @@ fn list(run: &Path, json: bool) -> anyhow::Result<()> {
         Located::Step(path) => vec![verified(path)],
         Located::Run(store) => store.list()?.into_iter().map(|l| Entry { path: l.path, bytes: l.bytes, fault: l.fault }).collect(),
     };
-    print(&entries, json, "whole");
-    Ok(())
+    Ok(print(&entries, json, "whole")?)
 }
 
 fn check(path: &Path, json: bool) -> anyhow::Result<()> {
@@ -38,7 +39,7 @@ fn check(path: &Path, json: bool) -> anyhow::Result<()> {
         Located::Step(path) => vec![verified(path)],
         Located::Run(store) => store.list()?.into_iter().map(|l| verified(l.path)).collect(),
     };
-    print(&entries, json, "good");
+    print(&entries, json, "good")?;
     if entries.is_empty() || entries.iter().any(|e| e.fault.is_some()) { Err(Negative.into()) } else { Ok(()) }
 }
 
@@ -49,25 +50,23 @@ fn verified(path: PathBuf) -> Entry {
     }
 }
 
-fn print(entries: &[Entry], json: bool, good: &str) {
+fn print(entries: &[Entry], json: bool, good: &str) -> io::Result<()> {
     if json {
         let rows: Vec<_> = entries
             .iter()
             .map(|e| serde_json::json!({ "path": e.path, "bytes": e.bytes, "good": e.fault.is_none(), "fault": e.fault.as_ref().map(ToString::to_string) }))
             .collect();
-        println!("{}", serde_json::Value::from(rows));
-        return;
+        return say(serde_json::Value::from(rows));
     }
     if entries.is_empty() {
-        println!("no checkpoints");
-        return;
+        return say("no checkpoints");
     }
     let mut table = Table::new(&["checkpoint", "size", "state"]);
     for e in entries {
         let state = e.fault.as_ref().map_or_else(|| good.to_string(), ToString::to_string);
         table.row([e.path.display().to_string(), format!("{:.1} MB", e.bytes as f64 / 1e6), state]);
     }
-    print!("{table}");
+    say(table)
 }
 
 fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> anyhow::Result<()> {
@@ -89,6 +88,5 @@ fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> any
         Dtype::F32 => DType::F32,
     });
     export_checkpoint(&step_dir, out, &ExportOptions { dtype, overwrite, ..ExportOptions::default() })?;
-    println!("{} -> {}", step_dir.display(), out.display());
-    Ok(())
+    Ok(say(format_args!("{} -> {}", step_dir.display(), out.display()))?)
 }

@@ -2,6 +2,7 @@
 
 use crate::args::{BuildRoleplay, Data, Preview, Stats};
 use crate::exit::BadInput;
+use crate::out::{say, say_json};
 use std::{
     io::{self, BufWriter, IsTerminal, Write},
     ops::ControlFlow,
@@ -99,7 +100,7 @@ struct Printer<'a, W: Write> {
 impl<W: Write> Printer<'_, W> {
     fn line(&mut self, line: &PreviewLine) -> anyhow::Result<()> {
         if self.json {
-            serde_json::to_writer(&mut self.out, line)?;
+            serde_json::to_writer(&mut self.out, line).map_err(io::Error::from)?;
             return Ok(writeln!(self.out)?);
         }
         let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -122,14 +123,7 @@ impl<W: Write> Printer<'_, W> {
 fn stats(args: &Stats) -> anyhow::Result<()> {
     let input = input(&args.config, &args.sets)?;
     let dataset = Dataset::build(&input.resolved.config.data, &input.tokenizer, &input.template)?;
-    let mut out = io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, dataset.report())?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", dataset.report().table())?;
-    }
-    Ok(())
+    Ok(if args.json { say_json(dataset.report()) } else { say(dataset.report().table().trim_end()) }?)
 }
 
 fn build_roleplay(args: &BuildRoleplay) -> anyhow::Result<()> {
@@ -146,12 +140,5 @@ fn build_roleplay(args: &BuildRoleplay) -> anyhow::Result<()> {
         seed: args.seed,
     };
     let report = temper_data::build_roleplay(&args.input, &args.output, &options)?;
-    let mut out = io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        writeln!(out, "{report}")?;
-    }
-    Ok(())
+    Ok(if args.json { say_json(&report) } else { say(report) }?)
 }

@@ -21,7 +21,7 @@ pub fn code(result: anyhow::Result<()>) -> ExitCode {
     if is_closed_pipe(&error) {
         return ExitCode::SUCCESS; // `temper ... | head` is not a failure
     }
-    eprintln!("error: {error:#}");
+    eprintln!("error: {error}"); // the libraries' messages tell their causes
     ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
 }
 
@@ -34,6 +34,9 @@ fn is_bad_input(error: &anyhow::Error) -> bool {
         return e.is_bad_input();
     }
     if let Some(e) = error.downcast_ref::<temper_checkpoint::Error>() {
+        return e.is_bad_input();
+    }
+    if let Some(e) = error.downcast_ref::<temper_rollout::Error>() {
         return e.is_bad_input();
     }
     error.is::<BadInput>() || error.is::<temper_config::Error>() || error.is::<temper_data::Error>()

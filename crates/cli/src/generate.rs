@@ -2,7 +2,9 @@
 
 use crate::args::Generate;
 use crate::exit::BadInput;
+use crate::out::say;
 use std::{
+    cell::RefCell,
     io::{self, Write},
     path::Path,
     sync::Arc,
@@ -41,7 +43,7 @@ pub fn run(args: &Generate, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
     let completion = answer(&*ops, &model, &weights, &tokenizer, !args.special, &request, |text| writer.text(text))?;
     writer.finish()?;
     if args.json {
-        print_json(&request, &completion, clock.elapsed().as_secs_f64());
+        print_json(&request, &completion, clock.elapsed().as_secs_f64())?;
     }
     Ok(())
 }
@@ -57,10 +59,16 @@ pub fn answer(
     mut on_text: impl FnMut(&str),
 ) -> anyhow::Result<Completion> {
     let options = EngineOptions::for_requests(std::slice::from_ref(request), &model.arch, 1);
-    let decode = |ids: &[u32]| tokenizer.decode(ids, skip_special).unwrap_or_default();
+    let failed = RefCell::new(None);
+    let decode = |ids: &[u32]| tokenizer.decode(ids, skip_special).map_err(|e| *failed.borrow_mut() = Some(e)).unwrap_or_default();
     let mut engine = Engine::new(ops, model, weights, options)?.with_decoder(decode);
     let mut done = engine.generate_with(std::slice::from_ref(request), |_, output| on_text(&output.text))?;
-    done.pop().ok_or_else(|| anyhow::anyhow!("the engine returned nothing"))
+    drop(engine);
+    match (failed.into_inner(), done.pop()) {
+        (Some(e), _) => Err(e.into()),
+        (None, Some(completion)) => Ok(completion),
+        (None, None) => Err(anyhow::anyhow!("the engine returned nothing")),
+    }
 }
 
 /// The chat template's rendering of one question, ready to be answered, and what ends a turn.
@@ -129,24 +137,21 @@ impl Streamer {
             return Err(e.into());
         }
         if !self.json {
-            println!();
+            say("")?;
         }
         Ok(())
     }
 }
 
-fn print_json(request: &Request, done: &Completion, seconds: f64) {
+fn print_json(request: &Request, done: &Completion, seconds: f64) -> io::Result<()> {
     let stopped_by = match &done.finish {
         Finish::EndToken(id) => serde_json::json!(id),
         Finish::StopString(s) => serde_json::json!(s),
         Finish::MaxTokens | Finish::ContextFull => serde_json::Value::Null,
     };
-    println!(
-        "{}",
-        serde_json::json!({
-            "text": done.text, "ids": done.tokens, "log_probs": done.log_probs, "finish_reason": done.finish.reason(), "stopped_by": stopped_by,
-            "prompt_tokens": request.prompt.len(), "new_tokens": done.tokens.len(), "seconds": seconds,
-            "tokens_per_s": done.tokens.len() as f64 / seconds.max(1e-9),
-        })
-    );
+    say(serde_json::json!({
+        "text": done.text, "ids": done.tokens, "log_probs": done.log_probs, "finish_reason": done.finish.reason(), "stopped_by": stopped_by,
+        "prompt_tokens": request.prompt.len(), "new_tokens": done.tokens.len(), "seconds": seconds,
+        "tokens_per_s": done.tokens.len() as f64 / seconds.max(1e-9),
+    }))
 }

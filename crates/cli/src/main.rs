@@ -1,10 +1,13 @@
 //! `temper`: the command line. Owns stdout, exit codes and the wiring of sinks; everything else is in the libraries.
 
+#![deny(clippy::print_stdout)] // panics when the reader is gone; use `out::say`
+
 mod args;
 mod checkpoint;
 mod data;
 mod exit;
 mod generate;
+mod out;
 mod sft;
 mod table;
 mod verify;
@@ -29,8 +32,8 @@ fn main() -> ExitCode {
 }
 
 /// The backend of this process, chosen once.
-fn backend(threads: usize) -> Arc<dyn Ops> {
-    Arc::new(Cpu::new(threads))
+fn backend(threads: u16) -> Arc<dyn Ops> {
+    Arc::new(Cpu::new(threads.into()))
 }
 
 /// Logs go to stderr; `TEMPER_LOG=debug` shows more.

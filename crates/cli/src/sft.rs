@@ -3,6 +3,7 @@
 use crate::args::Sft;
 use crate::exit::BadInput;
 use crate::generate::{answer, chat_prompt};
+use crate::out::say;
 use std::{io, sync::Arc, time::Instant};
 use temper_config::Config;
 use temper_monitor::{Fan, Progress, Target};
@@ -24,10 +25,12 @@ pub fn run(args: &Sft, ops: Arc<dyn Ops>, started: Instant) -> anyhow::Result<()
     let mut sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
     train(&mut run, &mut sinks)?;
     if let Some(prompt) = run.config().log.sample_prompt.clone() {
-        reply(&run, &prompt)?;
+        // The run is done and saved: a prompt that cannot be answered does not make it fail.
+        if let Err(error) = reply(&run, &prompt) {
+            eprintln!("note: log.sample_prompt is not answered: {error}");
+        }
     }
-    whereabouts(&run);
-    Ok(())
+    Ok(whereabouts(&run)?)
 }
 
 fn begin(args: &Sft) -> anyhow::Result<Begin> {
@@ -47,12 +50,11 @@ fn reply(run: &Run, prompt: &str) -> anyhow::Result<()> {
     let (ids, turn_end) = chat_prompt(&run.template, &run.tokenizer, None, prompt)?;
     let ends = end_tokens_in(&run.source.model_dir, &|t| run.tokenizer.id_of(t), turn_end.as_deref(), run.source.arch.vocab)?;
     let done = answer(&*t.ops, &t.model, &t.weights, &run.tokenizer, true, &Request::greedy(&ids, REPLY_TOKENS, &ends.ids), |_| ())?;
-    println!("\n> {prompt}\n{}\n", done.text.trim());
-    Ok(())
+    Ok(say(format_args!("\n> {prompt}\n{}\n", done.text.trim()))?)
 }
 
 /// Where everything is.
-fn whereabouts(run: &Run) {
+fn whereabouts(run: &Run) -> io::Result<()> {
     let dir = run.dir();
     let mut lines = vec![
         ("checkpoints", format!("{}", run.store.dir().display())),
@@ -71,6 +73,7 @@ fn whereabouts(run: &Run) {
         lines.push(("try it", format!("temper generate {} --chat \"...\"", hf.display())));
     }
     for (name, text) in lines {
-        println!("{name:<12} {text}");
+        say(format_args!("{name:<12} {text}"))?;
     }
+    Ok(())
 }

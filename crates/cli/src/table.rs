@@ -24,6 +24,7 @@ impl fmt::Display for Table {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |c: usize| self.rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut lines = Vec::new();
         for row in &self.rows {
             let mut line = String::new();
             for (c, cell) in row.iter().enumerate() {
@@ -31,8 +32,8 @@ impl fmt::Display for Table {
                 let gap = if c == 0 { "" } else { "  " };
                 line += &if c == 0 || c + 1 == columns { format!("{gap}{cell}{pad}") } else { format!("{gap}{pad}{cell}") };
             }
-            writeln!(f, "{}", line.trim_end())?;
+            lines.push(line.trim_end().to_string());
         }
-        Ok(())
+        f.write_str(&lines.join("\n"))
     }
 }

@@ -10,7 +10,7 @@ use temper_config::{Arch, ModelType};
 use temper_model::aux::AuxGrad;
 use temper_model::param::ParamId;
 use temper_model::{
-    Act, AuxSettings, AuxStats, Batch, Cx, Grads, Objective, Recompute, attention::Attention, loss_sum, mlp::Mlp, moe::Moe,
+    Act, AuxSettings, AuxStats, Batch, Cx, Grads, Model, Objective, Recompute, attention::Attention, loss_sum, mlp::Mlp, moe::Moe,
 };
 use temper_tensor::{Balance, DType, Tensor};
 
@@ -189,10 +189,11 @@ fn check_network(
     recompute: Recompute,
 ) {
     let mut s = Setup::random(arch, DType::F64);
-    s.model.head.chunk_rows = 3;
     let batch = documents(&s.ops, DType::F64, arch.vocab, lengths, trained);
     let objective = Objective { loss_scale: 0.25, aux: settings, recompute };
-    let model = temper_model::Model::new(arch).unwrap();
+    let mut model = Model::new(arch).unwrap();
+    // Several chunks, so that overwriting instead of accumulating between them shows.
+    model.head.chunk_rows = 3;
     let loss = |cx: &Cx, _: &Act| {
         let out = model.forward_loss(cx, &settings).unwrap();
         let main = 0.25 * loss_sum(cx.ops, &out.losses, cx.batch.labels().unwrap()).unwrap();

@@ -47,6 +47,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the user's input is at fault (exit code 2) rather than the work itself (exit code 1).
+    pub fn is_bad_input(&self) -> bool {
+        matches!(self, Error::Request(_) | Error::Sampling { .. } | Error::ModelFile { .. })
+    }
+}
+
 /// Why no token can be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogitFault {

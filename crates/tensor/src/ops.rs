@@ -113,6 +113,7 @@ pub trait Ops: Send + Sync {
     /// A tensor of zeros.
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
     /// A copy of a host view on this backend.
+    #[allow(clippy::wrong_self_convention)]
     fn from_host(&self, x: View) -> Result<Tensor>;
     /// A host tensor moved to this backend; the CPU takes it as it is.
     fn adopt(&self, x: Tensor) -> Result<Tensor> {

@@ -73,8 +73,8 @@ fn dense(s: &mut Vec<Spec>) {
     spec!(s, "gemm", [float(&[4, 5])], [float(&[3, 4]), float(&[3, 5])], |c, o, i| {
         c.gemm(o(), i[0], Trans::Yes, i[1], Trans::No, Beta::One)
     });
-    spec!(s, "add_bias", [float(&[3, 4])], [float(&[4])], |c, o, i| c.add_bias(o(), i[0]));
-    spec!(s, "bias_grad", [float(&[4])], [float(&[3, 4])], |c, o, i| c.bias_grad(o(), i[0]));
+    spec!(s, "add_bias", [free(float(&[3, 4]))], [float(&[4])], |c, o, i| c.add_bias(o(), i[0]));
+    spec!(s, "bias_grad", [float(&[4])], [free(float(&[3, 4]))], |c, o, i| c.bias_grad(o(), i[0]));
     let ids = int(&[0, 4, 2], &[3]);
     spec!(s, "embedding", [float(&[3, 4])], [free(float(&[5, 4])), ids.clone()], |c, o, i| c.embedding(o(), i[0], i[1]));
     spec!(s, "embedding_grad", [free(float(&[5, 4]))], [float(&[3, 4]), ids.clone()], |c, o, i| c.embedding_grad(o(), i[0], i[1]));
@@ -267,7 +267,7 @@ fn the_unspoiled_calls_are_legal() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4000))]
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_spoiled_argument_is_an_error(op in any::<prop::sample::Index>(), arg in any::<prop::sample::Index>(), how in spoils()) {
@@ -278,12 +278,14 @@ proptest! {
         let spoiled = if at < outs.len() { &mut outs[at] } else { &mut ins[at - s.outs.len()] };
         let dtype_matters = s.name != "copy";
         let only_dtype = matches!(how, Spoil::DType(_));
-        prop_assume!(spoil(spoiled, how.clone()));
+        if !spoil(spoiled, how.clone()) {
+            return Ok(());
+        }
         let must_fail = !spoiled.free || (only_dtype && !matches!(s.name, "sum_squares" | "count_non_finite"));
         let result = run(&Cpu::new(1), s.call, &outs, &ins);
         if must_fail && (dtype_matters || !only_dtype) {
-            let error = result.expect_err("must be refused").to_string();
-            prop_assert!(error.starts_with(s.name), "{error}");
+            let said = result.map_or_else(|e| e.to_string(), |()| "no error".into());
+            prop_assert!(said.starts_with(s.name), "{}, argument {at}: {said}", s.name);
         }
     }
 }

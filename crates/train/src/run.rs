@@ -64,6 +64,8 @@ impl Run {
         let eval = dataset.eval_batches(config.train.micro_batch, config.train.eval_sequences);
         let mut notices = resolved.notices.clone();
         notices.extend(data_notices(dataset.report()));
+        notices.extend(no_evaluation(config, &eval)?);
+        notices.extend(beyond_positions(config, &source, dataset.report()));
 
         let steps = loader.total_steps();
         let (mut trainer, said) = setup::trainer(config, &source, config.data.seq_len, ops)?;
@@ -83,7 +85,7 @@ impl Run {
             let (loaded, said) = load_checkpoint(&store, begin, &trainer)?;
             notices.extend(said);
             state = resume(loaded, state, config, &mut trainer, &mut notices)?;
-        } else if let Some(old) = run_dir::start(&config.log.dir)? {
+        } else if let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
             notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
         }
         run_dir::write_config(&config.log.dir, &resolved)?;
@@ -142,6 +144,13 @@ impl Run {
     }
 }
 
+/// The files and folders that a run reads.
+fn inputs<'a>(resolved: &'a Resolved, source: &'a Source) -> Vec<&'a Path> {
+    let data = &resolved.config.data;
+    let files = data.train.iter().chain(&data.eval).map(|s| s.path.as_path());
+    [resolved.origin.as_path(), &source.model_dir, &source.tokenizer_dir].into_iter().chain(files).collect()
+}
+
 /// What was left out of the data, with counts: nothing is dropped in silence.
 fn data_notices(r: &Report) -> Vec<String> {
     let cut = &r.cut;
@@ -156,6 +165,29 @@ fn data_notices(r: &Report) -> Vec<String> {
     notices.extend(r.bad_examples().take(5).map(|bad| format!("bad row {bad}")));
     notices.extend(r.notices.iter().cloned());
     notices
+}
+
+/// Evaluation was asked for and there is nothing to evaluate: files must hold something, a share may round to nothing.
+fn no_evaluation(config: &Config, eval: &[MicroBatch]) -> Result<Option<String>> {
+    if !eval.is_empty() || (config.data.eval.is_empty() && config.data.eval_split == 0.0) {
+        return Ok(None);
+    }
+    if config.data.eval.is_empty() {
+        return Ok(Some(format!("data.eval_split = {} holds no sample out: there is no evaluation", config.data.eval_split)));
+    }
+    let seq_len = config.data.seq_len;
+    Err(Error::Input(format!(
+        "data.eval: no token of these files is trained at data.seq_len = {seq_len}, so there is nothing to evaluate. Correct the files or remove the key"
+    )))
+}
+
+/// Samples longer than what the model was made for are trained on, but the user should know.
+fn beyond_positions(config: &Config, source: &Source, report: &Report) -> Option<String> {
+    let longest = config.data.seq_len.min(report.lengths.max as usize);
+    let made_for = source.arch.max_positions;
+    (longest > made_for).then(|| {
+        format!("the longest sample has {longest} tokens, the model was made for {made_for} (max_position_embeddings); lower data.seq_len to keep within")
+    })
 }
 
 fn load_checkpoint(store: &Store, begin: Begin, trainer: &Trainer) -> Result<(Loaded, Vec<String>)> {

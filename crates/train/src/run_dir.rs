@@ -17,10 +17,24 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> Error {
 }
 
 /// Makes the folder of a new run. One that holds an earlier run is moved aside first; returns where to, if so.
-pub fn start(dir: &Path) -> Result<Option<PathBuf>> {
-    let moved = if TRACES.iter().any(|t| dir.join(t).exists()) { Some(move_aside(dir)?) } else { None };
+/// It is not moved when some of the `inputs` lie in it: this run could no longer read them when it saves, nor the next one at all.
+pub fn start(dir: &Path, inputs: &[&Path]) -> Result<Option<PathBuf>> {
+    let held = TRACES.iter().any(|t| dir.join(t).exists());
+    if let Some(input) = inputs.iter().find(|input| held && lies_in(input, dir)) {
+        return Err(Error::Input(format!(
+            "log.dir: {} holds an earlier run, which a new one would move aside together with {}. Choose another log.dir",
+            dir.display(),
+            input.display()
+        )));
+    }
+    let moved = if held { Some(move_aside(dir)?) } else { None };
     fs::create_dir_all(dir).map_err(io_error(dir))?;
     Ok(moved)
+}
+
+fn lies_in(path: &Path, dir: &Path) -> bool {
+    let real = |p: &Path| p.canonicalize().unwrap_or_else(|_| p.to_path_buf());
+    real(path).starts_with(real(dir))
 }
 
 /// `run` becomes `run.1`, or the next free number.
@@ -55,11 +69,11 @@ mod tests {
     fn an_earlier_run_is_moved_aside_and_nothing_is_lost() {
         let tmp = tempfile::tempdir().unwrap();
         let dir = tmp.path().join("run");
-        assert_eq!(start(&dir).unwrap(), None);
+        assert_eq!(start(&dir, &[]).unwrap(), None);
         fs::write(dir.join("events.jsonl"), "one").unwrap();
-        assert_eq!(start(&dir).unwrap(), Some(tmp.path().join("run.1")));
+        assert_eq!(start(&dir, &[]).unwrap(), Some(tmp.path().join("run.1")));
         fs::write(dir.join("events.jsonl"), "two").unwrap();
-        assert_eq!(start(&dir).unwrap(), Some(tmp.path().join("run.2")));
+        assert_eq!(start(&dir, &[]).unwrap(), Some(tmp.path().join("run.2")));
         assert_eq!(fs::read_to_string(tmp.path().join("run.1/events.jsonl")).unwrap(), "one");
         assert_eq!(fs::read_to_string(tmp.path().join("run.2/events.jsonl")).unwrap(), "two");
         assert!(dir.is_dir() && !dir.join("events.jsonl").exists());
@@ -69,7 +83,7 @@ mod tests {
     fn a_folder_with_other_files_is_used_as_it_is() {
         let tmp = tempfile::tempdir().unwrap();
         fs::write(tmp.path().join("notes.txt"), "keep").unwrap();
-        assert_eq!(start(tmp.path()).unwrap(), None);
+        assert_eq!(start(tmp.path(), &[]).unwrap(), None);
         assert!(tmp.path().join("notes.txt").exists());
     }
 }

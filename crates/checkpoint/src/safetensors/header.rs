@@ -5,7 +5,11 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor},
 };
-use std::{collections::HashMap, fmt, ops::Range};
+use std::{
+    collections::{HashMap, hash_map::Entry as Place},
+    fmt,
+    ops::Range,
+};
 
 /// Largest accepted header in bytes, the limit of the reference implementation.
 pub const MAX_HEADER: u64 = 100_000_000;
@@ -196,11 +200,14 @@ impl<'de> Deserialize<'de> for RawHeader {
                         if metadata.replace(map.next_value::<HashMap<String, String>>()?).is_some() {
                             return Err(A::Error::custom("__metadata__ is given twice"));
                         }
-                    } else if tensors.contains_key(&name) {
-                        return Err(A::Error::custom(format_args!("{name} is given twice")));
-                    } else {
-                        let entry = map.next_value::<RawEntry>().map_err(|e| A::Error::custom(format_args!("{name}: {e}")))?;
-                        tensors.insert(name, entry);
+                        continue;
+                    }
+                    match tensors.entry(name) {
+                        Place::Occupied(o) => return Err(A::Error::custom(format_args!("{} is given twice", o.key()))),
+                        Place::Vacant(v) => {
+                            let entry = map.next_value().map_err(|e| A::Error::custom(format_args!("{}: {e}", v.key())))?;
+                            v.insert(entry);
+                        }
                     }
                 }
                 Ok(RawHeader { metadata: metadata.unwrap_or_default(), tensors })

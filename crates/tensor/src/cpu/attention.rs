@@ -37,7 +37,7 @@ impl Heads {
         let [t, nq, d] = op.dims("q", q)?;
         let [_, nk, _] = op.dims("k", k)?;
         op.shape("k", k, &[t, nk, d])?;
-        op.require(nk > 0 && nq % nk == 0, "q", q, "a multiple of the key heads as query heads")?;
+        op.require(nk > 0 && nq.is_multiple_of(nk), "q", q, "a multiple of the key heads as query heads")?;
         Ok((t, Heads { nq, nk, d }))
     }
 

@@ -40,7 +40,7 @@ pub(super) fn moe_sort(offsets: ViewMut, source: ViewMut, place: ViewMut, expert
 
 /// S / T, checked: every token has the same number of routed rows.
 fn per_token(op: Op, what: &'static str, s: usize, t: usize) -> Result<usize> {
-    op.require(s == 0 || (t > 0 && s % t == 0), what, &[s], "a multiple of the tokens as rows")?;
+    op.require(s.is_multiple_of(t), what, &[s], "a multiple of the tokens as rows")?;
     Ok(s.checked_div(t).unwrap_or(0))
 }
 

@@ -147,10 +147,10 @@ pub(super) fn rms_norm_grad_weight<T: Float>(cpu: &Cpu, dw: ViewMut, dy: View, x
         h,
         #[inline(always)]
         |first, end, sum| {
-            for n in first..end {
-                let at = n * h..(n + 1) * h;
-                for ((s, &dy), &x) in sum.iter_mut().zip(&dy[at.clone()]).zip(&x[at]) {
-                    *s += dy * (x * rstd[n]);
+            let rows = dy[first * h..end * h].chunks(h.max(1)).zip(x[first * h..end * h].chunks(h.max(1)));
+            for ((dy, x), &r) in rows.zip(&rstd[first..end]) {
+                for ((s, &dy), &x) in sum.iter_mut().zip(dy).zip(x) {
+                    *s += dy * (x * r);
                 }
             }
         },

@@ -60,7 +60,7 @@ pub(super) fn paged_attention<T: Float>(
     let [t, nq, d] = op.dims("q", q.shape())?;
     let [blocks, size, nk, cache_d] = op.dims("cache_k", cache_k.shape())?;
     op.require(
-        cache_d == d && nk > 0 && nq % nk == 0,
+        cache_d == d && nk > 0 && nq.is_multiple_of(nk),
         "cache_k",
         cache_k.shape(),
         "the head size of q, and key heads that divide its heads",

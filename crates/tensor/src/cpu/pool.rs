@@ -136,3 +136,38 @@ impl<T: Element> DerefMut for Pooled<T> {
         &mut self.data[..self.len]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_reused_and_accounted() {
+        let pool = Arc::new(Pool::default());
+        let first = pool.take::<f32>(1000).unwrap();
+        let address = first.as_ptr();
+        assert_eq!(first.len(), 1000);
+        let held = pool.memory().current;
+        assert!((4000..=4500).contains(&held), "{held}");
+        drop(first);
+        assert_eq!(pool.memory(), Memory { current: 0, peak: held, unused: held });
+        // A slightly different length shares the class; another type does not.
+        assert_eq!(pool.take::<f32>(990).unwrap().as_ptr(), address);
+        let other = pool.take::<i32>(1000).unwrap();
+        assert_eq!(pool.memory().current, held);
+        drop(other);
+        pool.trim();
+        assert_eq!(pool.memory(), Memory { current: 0, peak: 2 * held, unused: 0 });
+    }
+
+    #[test]
+    fn unused_buffers_do_not_pile_up() {
+        let pool = Arc::new(Pool::default());
+        for step in 0..40 {
+            drop(pool.take::<f32>((step + 4) << 20).unwrap());
+        }
+        // 40 lengths of up to 172 MiB, which together would be 3.7 GB.
+        let memory = pool.memory();
+        assert!(memory.peak < 2 * (172 << 20) + ALWAYS_KEPT, "{memory:?}");
+    }
+}

@@ -8,32 +8,18 @@
 use super::{
     Cpu,
     args::Op,
+    attention::Heads,
     float::Float,
     norm::{grad_row, normalise},
     tasks::rows_per_task,
 };
 use crate::{Result, RopeTable, View, ViewMut};
 
-/// Sizes of the heads.
-#[derive(Clone, Copy)]
-struct Heads {
-    nq: usize,
-    nk: usize,
-    d: usize,
-}
-
-impl Heads {
-    /// From the shapes of q [T, Nq, D] and k [T, Nk, D].
-    fn of(op: Op, q: &[usize], k: &[usize]) -> Result<(usize, Heads)> {
-        let [t, nq, d] = op.dims("q", q)?;
-        let [_, nk, _] = op.dims("k", k)?;
-        op.shape("k", k, &[t, nk, d])?;
-        op.require(d % 2 == 0, "q", q, "an even head size")?;
-        Ok((t, Heads { nq, nk, d }))
-    }
-    fn width(self) -> usize {
-        (self.nq + 2 * self.nk) * self.d
-    }
+/// Checks q [T, Nq, D] against k [T, Nk, D]; gives T, the heads, and the width of a row of qkv.
+fn sizes(op: Op, q: &[usize], k: &[usize]) -> Result<(usize, Heads, usize)> {
+    let (t, heads) = Heads::of(op, q, k)?;
+    op.require(heads.d.is_multiple_of(2), "q", q, "an even head size")?;
+    Ok((t, heads, (heads.nq + 2 * heads.nk) * heads.d))
 }
 
 /// The checked rotary table and positions.
@@ -108,9 +94,7 @@ pub(super) fn qkv_prepare<T: Float>(
     positions: View,
 ) -> Result<()> {
     let op = Op("qkv_prepare");
-    let (t, heads) = Heads::of(op, q.shape(), k.shape())?;
-    let Heads { nq, nk, d } = heads;
-    let width = heads.width();
+    let (t, Heads { nq, nk, d }, width) = sizes(op, q.shape(), k.shape())?;
     let qkv = op.read::<T>("qkv", qkv, &[t, width])?;
     let rope = Rope::<T>::new(op, rope, positions, t, d)?;
     let (q, k) = (op.write::<T>("q", q, &[t, nq, d])?, op.write::<T>("k", k, &[t, nk, d])?);
@@ -187,9 +171,7 @@ pub(super) fn qkv_prepare_grad_input<T: Float>(
     positions: View,
 ) -> Result<()> {
     let op = Op("qkv_prepare_grad_input");
-    let (t, heads) = Heads::of(op, dq.shape(), dk.shape())?;
-    let Heads { nq, nk, d } = heads;
-    let width = heads.width();
+    let (t, Heads { nq, nk, d }, width) = sizes(op, dq.shape(), dk.shape())?;
     let (dq, dk) = (op.read::<T>("dq", dq, &[t, nq, d])?, op.read::<T>("dk", dk, &[t, nk, d])?);
     let (dv, qkv) = (op.read::<T>("dv", dv, &[t, nk, d])?, op.read::<T>("qkv", qkv, &[t, width])?);
     let rope = Rope::<T>::new(op, rope, positions, t, d)?;
@@ -244,9 +226,8 @@ pub(super) fn qk_norm_grad_weight<T: Float>(
     positions: View,
 ) -> Result<()> {
     let op = Op("qk_norm_grad_weight");
-    let (t, heads) = Heads::of(op, dq.shape(), dk.shape())?;
-    let Heads { nq, nk, d } = heads;
-    let (width, per_token) = (heads.width(), nq + nk);
+    let (t, Heads { nq, nk, d }, width) = sizes(op, dq.shape(), dk.shape())?;
+    let per_token = nq + nk;
     let (dq, dk) = (op.read::<T>("dq", dq, &[t, nq, d])?, op.read::<T>("dk", dk, &[t, nk, d])?);
     let (qkv, rstd) = (op.read::<T>("qkv", qkv, &[t, width])?, op.read::<T>("rstd", rstd, &[t, per_token])?);
     let rope = Rope::<T>::new(op, rope, positions, t, d)?;

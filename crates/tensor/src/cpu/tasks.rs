@@ -5,6 +5,7 @@
 
 use super::{Cpu, float::Float};
 use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
 
 /// Elements below which handing work to other threads costs more than it saves.
 const SERIAL_ELEMENTS: usize = 16 * 1024;
@@ -53,24 +54,38 @@ impl Cpu {
     /// Runs `f` on every task, on several threads when `elements` touched in all are worth it.
     #[inline(always)]
     pub(super) fn each<I: Send>(&self, elements: usize, tasks: impl Iterator<Item = I>, f: impl Fn(I) + Sync) {
-        match &self.pool {
-            Some(pool) if elements >= SERIAL_ELEMENTS => {
-                let tasks: Vec<I> = tasks.collect();
-                pool.install(|| tasks.into_par_iter().with_max_len(1).for_each(|t| run(&f, t)));
+        let tasks: Vec<Mutex<Option<I>>> = tasks.map(|t| Mutex::new(Some(t))).collect();
+        let job = |i: usize| {
+            let task = tasks[i].lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(task) = task {
+                run(&f, task);
             }
-            _ => tasks.for_each(|t| run(&f, t)),
-        }
+        };
+        self.run_jobs(elements, tasks.len(), &job);
     }
 
     /// As `each`, keeping the results in task order.
     #[inline(always)]
     pub(super) fn map<I: Send, R: Send>(&self, elements: usize, tasks: impl Iterator<Item = I>, f: impl Fn(I) -> R + Sync) -> Vec<R> {
+        let tasks: Vec<I> = tasks.collect();
+        let mut results: Vec<Option<R>> = tasks.iter().map(|_| None).collect();
+        let pairs = tasks.into_iter().zip(&mut results);
+        self.each(
+            elements,
+            pairs,
+            #[inline(always)]
+            |(task, result)| *result = Some(f(task)),
+        );
+        results.into_iter().flatten().collect()
+    }
+
+    /// Runs `job(0..jobs)`. Not generic, so that the scheduler is compiled once and not for every operation.
+    fn run_jobs(&self, elements: usize, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
         match &self.pool {
-            Some(pool) if elements >= SERIAL_ELEMENTS => {
-                let tasks: Vec<I> = tasks.collect();
-                pool.install(|| tasks.into_par_iter().with_max_len(1).map(|t| run(&f, t)).collect())
+            Some(pool) if elements >= SERIAL_ELEMENTS && jobs > 1 => {
+                pool.install(|| (0..jobs).into_par_iter().with_max_len(1).for_each(job));
             }
-            _ => tasks.map(|t| run(&f, t)).collect(),
+            _ => (0..jobs).for_each(job),
         }
     }
 

@@ -88,7 +88,7 @@ pub fn paged(b: &mut Bench, seqs: &'static [(usize, usize)], nq: usize, nk: usiz
     let mut slots = Vec::new();
     for (i, &(_, context)) in seqs.iter().enumerate() {
         let block = |j: usize| ((i * columns + j) * 7 + 2) % blocks;
-        assert!(blocks % 7 != 0, "the deal must be a permutation");
+        assert!(!blocks.is_multiple_of(7), "the deal must be a permutation");
         (0..context.div_ceil(size)).for_each(|j| table[i * columns + j] = block(j) as i32);
         slots.extend((0..context).map(|p| block(p / size) * size + p % size));
     }

@@ -145,13 +145,16 @@ pub fn dispatch(b: &mut Bench, t: usize, h: usize, e: usize, k: usize) {
     b.check("dweights", &dw, || (0..s).map(|i| inner(&y.host[places[i] * h..][..h], &dout.host[i / k * h..][..h])).collect());
 }
 
+/// The product of one expert, from its rows of x and dy, its weight, and their number.
+type PerExpert<'a> = &'a dyn Fn(&[f64], &[f64], &[f64], usize) -> Vec<f64>;
+
 pub fn grouped_gemm(b: &mut Bench, kind: GroupedGemm, sizes: &'static [usize], n: usize, m: usize) {
     let (e, s) = (sizes.len(), sizes.iter().sum());
     let mut bounds = vec![0];
     sizes.iter().for_each(|x| bounds.push(bounds[bounds.len() - 1] + x));
     let offsets = b.indices(&[e + 1], &bounds);
     let (x, dy, w) = (b.randn(&[s, m], 1.0), b.randn(&[s, n], 1.0), b.randn(&[e, n, m], 1.0));
-    let per_expert = |f: &dyn Fn(&[f64], &[f64], &[f64], usize) -> Vec<f64>| -> Vec<f64> {
+    let per_expert = |f: PerExpert| -> Vec<f64> {
         let one = |i: usize| {
             let rows = bounds[i]..bounds[i + 1];
             f(

@@ -1,0 +1,18 @@
+//! Stdout. A reader that has gone away (`temper ... | head`) is an error to pass on, where `println!` would panic.
+
+use std::{
+    fmt::Display,
+    io::{self, Write},
+};
+
+/// Prints a line.
+pub fn say(line: impl Display) -> io::Result<()> {
+    writeln!(io::stdout().lock(), "{line}")
+}
+
+/// Prints a value as one line of JSON.
+pub fn say_json(value: &impl serde::Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value)?;
+    writeln!(out)
+}

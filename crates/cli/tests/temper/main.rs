@@ -1,0 +1,15 @@
+//! The binary from outside: every command, exit code and file as a user meets them.
+
+mod architectures;
+mod arguments;
+mod behaviour;
+mod damage;
+mod data;
+mod export;
+mod generate;
+mod models;
+mod non_finite;
+mod resume;
+mod safetensors;
+mod support;
+mod training;
