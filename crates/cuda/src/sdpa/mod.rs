@@ -91,7 +91,7 @@ impl Sdpa {
         if version < OLDEST_FOR_256 {
             tracing::warn!(
                 cudnn = dotted(version),
-                "its backward is wrong at head size 256: our own kernels serve there, several times slower"
+                "its backward is wrong at head size 256: our own kernels serve there, about fifty times slower"
             );
         }
         let state = State { target: Target::Handle(handle), handle, forward: HashMap::new(), backward: HashMap::new() };
