@@ -1,0 +1,53 @@
+// Moving rows between tokens and experts. Legend as in ops.rs: T tokens, K experts a token, S = T*K.
+#include "common.cuh"
+#define COLS(c) for (int c = threadIdx.x * V; c < H; c += blockDim.x * V)
+
+// out[s] = x[source[s] / K]. Flat over the accesses of all rows, `row` accesses each; a thread has four loads in flight.
+struct alignas(V * sizeof(T)) Access { T x[V]; };
+KERNEL moe_gather(Access* __restrict__ out, const Access* __restrict__ x, const int* __restrict__ source, i64 rows, int K, int row) {
+  const i64 first = (i64)blockIdx.x * 1024 + threadIdx.x, n = rows * row;
+  Access r[4];
+#pragma unroll
+  for (int u = 0; u < 4; u++) {
+    const i64 i = first + 256 * u;
+    if (i < n) r[u] = x[(i64)(source[i / row] / K) * row + i % row];
+  }
+#pragma unroll
+  for (int u = 0; u < 4; u++) if (first + 256 * u < n) out[first + 256 * u] = r[u];
+}
+// out[t] = sum_k weights[t, k] * y[place[t, k]]; weights null: 1.
+KERNEL moe_combine(T* out, const T* y, const float* weights, const int* place, int K, int H) {
+  const i64 t = blockIdx.x;
+  COLS(c) {
+    float acc[V];
+#pragma unroll
+    for (int j = 0; j < V; j++) acc[j] = 0;
+    for (int k = 0; k < K; k++) {
+      const float w = weights ? weights[t * K + k] : 1.f;
+      float r[V];
+      load(y + (i64)place[t * K + k] * H + c, r);
+#pragma unroll
+      for (int j = 0; j < V; j++) acc[j] += w * r[j];
+    }
+    store(out + t * H + c, acc);
+  }
+}
+// dy[place[t, k]] = weights[t, k] * dout[t], dweights[t, k] = <y[place[t, k]], dout[t]>. One block a token.
+KERNEL moe_combine_grad(T* dy, float* dweights, const T* dout, const T* y, const float* weights, const int* place, int K, int H) {
+  __shared__ float buffer[32];
+  const i64 t = blockIdx.x;
+  for (int k = 0; k < K; k++) {
+    const i64 p = place[t * K + k];
+    const float w = weights[t * K + k];
+    float s = 0;
+    COLS(c) {
+      float d[V], r[V];
+      load(dout + t * H + c, d); load(y + p * H + c, r);
+#pragma unroll
+      for (int j = 0; j < V; j++) { s += d[j] * r[j]; d[j] *= w; }
+      store(dy + p * H + c, d);
+    }
+    s = block_sum(s, buffer);
+    if (threadIdx.x == 0) dweights[t * K + k] = s;
+  }
+}

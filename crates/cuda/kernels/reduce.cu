@@ -1,0 +1,81 @@
+// The second stage of every reduction: partial results of blocks, summed in the order of the blocks.
+#include "common.cuh"
+
+// out[c] += sum_p partial[p * stride + c]; `out` is f32 or bf16. A block has 32 columns and 8 lanes of parts.
+KERNEL sum_partials(void* out, int out_f32, const float* partial, int parts, int stride, int cols) {
+  __shared__ float lanes[8][32];
+  const int x = threadIdx.x % 32, lane = threadIdx.x / 32, c = blockIdx.x * 32 + x;
+  float s = 0;
+  if (c < cols)
+    for (int p = lane; p < parts; p += 8) s += partial[(i64)p * stride + c];
+  lanes[lane][x] = s;
+  __syncthreads();
+  if (lane > 0 || c >= cols) return;
+  for (int i = 1; i < 8; i++) s += lanes[i][x];
+  if (out_f32) ((float*)out)[c] += s;
+  else { bf16* o = (bf16*)out + c; *o = from_f32<bf16>(to_f32(*o) + s); }
+}
+
+// partial[block] = sum of squares; x is f32, bf16 or f16 by template.
+template <class X> DI void squares(double* partial, const X* x, i64 n) {
+  // Short sums in f32, then f64: products of 16 elements lose nothing that matters, and f64 units stay idle.
+  double total = 0;
+  const i64 step = (i64)gridDim.x * blockDim.x * 16;
+  for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 16; i < n; i += step) {
+    float s = 0;
+    if (i + 16 <= n && (u64)x % 16 == 0) {
+      constexpr int W = 16 / sizeof(X) > 8 ? 8 : 16 / sizeof(X);
+#pragma unroll
+      for (int k = 0; k < 16; k += W) {
+        float r[W];
+        load(x + i + k, r);
+#pragma unroll
+        for (int j = 0; j < W; j++) s += r[j] * r[j];
+      }
+    } else {
+      for (i64 k = i; k < n && k < i + 16; k++) { float v = to_f32(x[k]); s += v * v; }
+    }
+    total += s;
+  }
+  __shared__ double warps[32];
+  for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = total;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    double s = 0;
+    for (int w = 0; w < blockDim.x / 32; w++) s += warps[w];
+    partial[blockIdx.x] = s;
+  }
+}
+KERNEL sum_squares_f32(double* partial, const f32* x, i64 n) { squares(partial, x, n); }
+KERNEL sum_squares_bf16(double* partial, const bf16* x, i64 n) { squares(partial, x, n); }
+// out[0] += the partial sums, in order.
+KERNEL finish_squares(double* out, const double* partial, int parts) {
+  __shared__ double s[1024];
+  s[threadIdx.x] = threadIdx.x < parts ? partial[threadIdx.x] : 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    double t = 0;
+    for (int i = 0; i < parts; i++) t += s[i];
+    out[0] += t;
+  }
+}
+
+// out[0] += number of elements that are NaN or infinite. Integer atomics: the order does not matter.
+template <class X> DI void non_finite(int* out, const X* x, i64 n) {
+  constexpr int W = 16 / sizeof(X);
+  const i64 start = (i64)blockIdx.x * blockDim.x + threadIdx.x, step = (i64)gridDim.x * blockDim.x;
+  const i64 wide = (u64)x % 16 == 0 ? n / W : 0;
+  int bad = 0;
+  for (i64 i = start; i < wide; i += step) {
+    float r[W];
+    load(x + W * i, r);
+#pragma unroll
+    for (int j = 0; j < W; j++) bad += !(fabsf(r[j]) < INF);
+  }
+  for (i64 i = W * wide + start; i < n; i += step) bad += !(fabsf(to_f32(x[i])) < INF);
+  for (int o = 16; o > 0; o /= 2) bad += __shfl_xor_sync(~0u, bad, o);
+  if (threadIdx.x % 32 == 0 && bad) atomicAdd(out, bad);
+}
+KERNEL count_non_finite_f32(int* out, const f32* x, i64 n) { non_finite(out, x, n); }
+KERNEL count_non_finite_bf16(int* out, const bf16* x, i64 n) { non_finite(out, x, n); }
