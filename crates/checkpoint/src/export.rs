@@ -2,10 +2,11 @@
 //! so that whoever looks sees the old model or the new one and never a mixture, wherever a kill falls.
 
 use crate::{
-    Error, Result, Sidecar, WeightsFolder,
+    Error, Result, Sidecar, Store, WeightsFolder,
     disk::{Disk, Hook, list, sibling},
     safetensors::{Item, TensorRef, write_sharded},
     sidecar::is_model_file,
+    store::Manifest,
     store::base_dtype,
 };
 use std::path::{Path, PathBuf};
@@ -101,11 +102,15 @@ fn target(out: &Path, overwrite: bool) -> Result<PathBuf> {
         let name = out.file_name().ok_or_else(|| Error::bad(out, "not a folder that can be made"))?;
         let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
-        return Ok(parent.canonicalize().map_err(Error::io("find", parent))?.join(name));
+        let path = parent.canonicalize().map_err(Error::io("find", parent))?.join(name);
+        refuse_run(&path)?;
+        return Ok(path);
     }
     if !out.is_dir() {
         return Err(Error::bad(out, "is a file; name a folder to export to"));
     }
+    let real = out.canonicalize().map_err(Error::io("find", out))?;
+    refuse_run(&real)?;
     let entries = list(out)?;
     if !entries.is_empty() && !overwrite {
         let held = entries.len();
@@ -114,7 +119,21 @@ fn target(out: &Path, overwrite: bool) -> Result<PathBuf> {
             format!("the folder is not empty ({held} entries). Name a new folder, or give --overwrite to replace the model in it"),
         ));
     }
-    out.canonicalize().map_err(Error::io("find", out))
+    Ok(real)
+}
+
+/// An export must never replace a checkpoint, or scatter a model over a run. `path` is real.
+fn refuse_run(path: &Path) -> Result<()> {
+    let in_checkpoint = path.ancestors().any(Manifest::is_in);
+    let is_run = !Store::new(path).list()?.is_empty();
+    let is_checkpoints = match path.parent() {
+        Some(run) if Store::new(run).dir() == path => !Store::new(run).list()?.is_empty(),
+        _ => false,
+    };
+    if in_checkpoint || is_run || is_checkpoints {
+        return Err(Error::bad(path, "belongs to a run and its checkpoints; name another folder to export to"));
+    }
+    Ok(())
 }
 
 fn fill(disk: &Disk, dir: &Path, items: &[Item<'_>], sidecar: &Sidecar, dtype: DType, max_shard: u64) -> Result<()> {

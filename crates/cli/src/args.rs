@@ -13,6 +13,18 @@ pub struct Cli {
     /// Threads to compute with (0: all cores).
     #[arg(long, global = true, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub threads: u16,
+    /// What to compute on. `cuda` is an NVIDIA GPU in f32, for now without the speed that is to come.
+    #[arg(long, global = true, value_enum, default_value_t = Device::Cpu)]
+    pub device: Device,
+}
+
+/// `--device`
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Device {
+    /// The processor.
+    Cpu,
+    /// The first visible NVIDIA GPU.
+    Cuda,
 }
 
 /// The commands.

@@ -12,28 +12,35 @@ mod sft;
 mod table;
 mod verify;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Device};
 use clap::Parser;
 use std::{io::IsTerminal, process::ExitCode, sync::Arc, time::Instant};
+use temper_cuda::{Cuda, Options};
 use temper_tensor::{Ops, cpu::Cpu};
 
 fn main() -> ExitCode {
     let started = Instant::now();
     let cli = Cli::parse();
     init_logs();
-    let result = match cli.command {
-        Command::Sft(args) => sft::run(&args, backend(cli.threads), started),
-        Command::Data(args) => data::run(&args),
-        Command::Checkpoint(args) => checkpoint::run(&args),
-        Command::Generate(args) => generate::run(&args, backend(cli.threads)),
-        Command::Verify(args) => verify::run(&args, backend(cli.threads)),
-    };
-    exit::code(result)
+    exit::code(run(&cli, started))
+}
+
+fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
+    match &cli.command {
+        Command::Sft(args) => sft::run(args, backend(cli)?, started),
+        Command::Data(args) => data::run(args),
+        Command::Checkpoint(args) => checkpoint::run(args),
+        Command::Generate(args) => generate::run(args, backend(cli)?),
+        Command::Verify(args) => verify::run(args, backend(cli)?),
+    }
 }
 
 /// The backend of this process, chosen once.
-fn backend(threads: u16) -> Arc<dyn Ops> {
-    Arc::new(Cpu::new(threads.into()))
+fn backend(cli: &Cli) -> anyhow::Result<Arc<dyn Ops>> {
+    Ok(match cli.device {
+        Device::Cpu => Arc::new(Cpu::new(cli.threads.into())),
+        Device::Cuda => Arc::new(Cuda::open(Options { deterministic: true, ..Options::default() })?),
+    })
 }
 
 /// Logs go to stderr; `TEMPER_LOG=debug` shows more.

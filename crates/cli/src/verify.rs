@@ -13,6 +13,9 @@ use temper_train::verify::{Report, verify};
 
 /// Compares and prints; fails past the tolerance.
 pub fn run(args: &Verify, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
+    if !(f64::MIN_POSITIVE..1.0).contains(&args.tol) {
+        return Err(BadInput(format!("--tol {}: give a relative error between 0 and 1", args.tol)).into());
+    }
     std::fs::metadata(&args.golden).map_err(|e| BadInput(format!("--golden {}: {e}", args.golden.display())))?;
     let folder = resolve_model(&args.model, Path::new(""), "main", true)?;
     let report = verify(&folder, &args.golden, ops)?;

@@ -77,7 +77,7 @@ section! {
         /// Folder of the cache of tokenised data; "" switches the cache off.
         cache_dir: Option<PathBuf> = keys::cache_dir();
         /// Threads for reading and tokenising; 0 takes all cores.
-        workers: usize = count(0, 0..=4096);
+        workers: usize = count(0, 0..=256);
     }
 }
 

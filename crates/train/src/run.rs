@@ -1,14 +1,14 @@
 //! A run: everything that lives from its first step to its last.
 
 use crate::setup::{self, Prepared, Source};
-use crate::state::{Fixed, RunState};
+use crate::state::{Fixed, RunState, object};
 use crate::step::Trainer;
 use crate::{Error, Result, lr::LearningRate, run_dir};
 use std::{path::Path, sync::Arc, time::Instant};
 use temper_checkpoint::{ExportOptions, Loaded, Sidecar, Store};
 use temper_config::{Config, FloatType, Resolved};
 use temper_data::{ChatTemplate, Loader, Masker, MicroBatch, Report, Tokenizer};
-use temper_tensor::{DType, Ops};
+use temper_tensor::{Buffer, DType, Ops, Tensor, View};
 
 /// Where a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,12 @@ impl Run {
         notices.extend(beyond_positions(config, &source, dataset.report()));
 
         let steps = loader.total_steps();
+        if steps == 0 {
+            let samples = dataset.report().kept;
+            return Err(Error::Input(format!(
+                "train.epochs: {samples} samples at these source weights make no step at all. Raise train.epochs or the weights in data.train, or give train.steps"
+            )));
+        }
         let (mut trainer, said) = setup::trainer(config, &source, config.data.seq_len, ops)?;
         notices.extend(said);
         let mut state = RunState {
@@ -76,7 +82,8 @@ impl Run {
             skipped: 0,
             lr: 0.0,
             data: dataset.fingerprint().to_string(),
-            fixed: Fixed::of(config),
+            fixed: Fixed::of(config, &source.arch),
+            optim: object(&config.optim),
             steps,
             model_dir: source.model_dir.display().to_string(),
         };
@@ -84,7 +91,7 @@ impl Run {
         if begin != Begin::New {
             let (loaded, said) = load_checkpoint(&store, begin, &trainer)?;
             notices.extend(said);
-            state = resume(loaded, state, config, &mut trainer, &mut notices)?;
+            state = resume(loaded, state, &mut trainer, &mut notices)?;
         } else if let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
             notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
         }
@@ -109,11 +116,11 @@ impl Run {
     /// Commits a checkpoint of the present state and removes the ones no longer wanted. Returns its folder, size, and notices.
     pub fn save(&self) -> Result<(String, u64, Vec<String>)> {
         let t = &self.trainer;
-        let weights: Vec<_> = t.weights.iter().map(|w| w.view()).collect();
-        let m: Vec<_> = t.optimizer.exp_avg.iter().map(|w| w.view()).collect();
-        let v: Vec<_> = t.optimizer.exp_avg_sq.iter().map(|w| w.view()).collect();
+        let weights = OnHost::new(&*t.ops, t.weights.iter())?;
+        let m = OnHost::new(&*t.ops, t.optimizer.exp_avg.iter())?;
+        let v = OnHost::new(&*t.ops, t.optimizer.exp_avg_sq.iter())?;
         let state = serde_json::to_value(&self.state).map_err(|e| Error::Input(format!("checkpoint state: {e}")))?;
-        let saved = self.store.save(self.state.step, &t.model.params, &weights, &m, &v, &state, &self.sidecar())?;
+        let saved = self.store.save(self.state.step, &t.model.params, &weights.views(), &m.views(), &v.views(), &state, &self.sidecar())?;
         let keep = &self.config().checkpoint;
         let notices = self.store.prune(keep.keep_last, keep.keep_every)?;
         Ok((saved.path.display().to_string(), saved.bytes, notices))
@@ -121,7 +128,7 @@ impl Run {
 
     /// Writes the weights as a Hugging Face folder, `hf/` of the run folder.
     pub fn export(&self) -> Result<()> {
-        let weights: Vec<_> = self.trainer.weights.iter().map(|w| w.view()).collect();
+        let weights = OnHost::new(&*self.trainer.ops, self.trainer.weights.iter())?;
         let options = ExportOptions {
             dtype: self.config().checkpoint.export_dtype.map(|f| match f {
                 FloatType::Float32 => DType::F32,
@@ -130,7 +137,7 @@ impl Run {
             overwrite: true,
             ..ExportOptions::default()
         };
-        temper_checkpoint::export(&self.dir().join("hf"), &self.trainer.model.params, &weights, &self.sidecar(), &options)?;
+        temper_checkpoint::export(&self.dir().join("hf"), &self.trainer.model.params, &weights.views(), &self.sidecar(), &options)?;
         Ok(())
     }
 
@@ -149,6 +156,25 @@ fn inputs<'a>(resolved: &'a Resolved, source: &'a Source) -> Vec<&'a Path> {
     let data = &resolved.config.data;
     let files = data.train.iter().chain(&data.eval).map(|s| s.path.as_path());
     [resolved.origin.as_path(), &source.model_dir, &source.tokenizer_dir].into_iter().chain(files).collect()
+}
+
+/// Tensors where files can be written from: as they lie in host memory, copied from a device.
+struct OnHost<'t> {
+    tensors: Vec<&'t Tensor>,
+    copies: Vec<Option<Tensor>>,
+}
+
+impl<'t> OnHost<'t> {
+    fn new(ops: &dyn Ops, tensors: impl Iterator<Item = &'t Tensor>) -> Result<OnHost<'t>> {
+        let tensors: Vec<&Tensor> = tensors.collect();
+        let copy = |t: &&Tensor| matches!(t.buffer(), Buffer::Device(_)).then(|| ops.to_host(t.view())).transpose();
+        let copies = tensors.iter().map(copy).collect::<temper_tensor::Result<_>>()?;
+        Ok(OnHost { tensors, copies })
+    }
+
+    fn views(&self) -> Vec<View<'_>> {
+        self.tensors.iter().zip(&self.copies).map(|(t, copy)| copy.as_ref().unwrap_or(t).view()).collect()
+    }
 }
 
 /// What was left out of the data, with counts: nothing is dropped in silence.
@@ -202,10 +228,10 @@ fn load_checkpoint(store: &Store, begin: Begin, trainer: &Trainer) -> Result<(Lo
 }
 
 /// Puts a checkpoint's tensors in place after checking that the run may go on from it.
-fn resume(loaded: Loaded, planned: RunState, config: &Config, trainer: &mut Trainer, notices: &mut Vec<String>) -> Result<RunState> {
+fn resume(loaded: Loaded, planned: RunState, trainer: &mut Trainer, notices: &mut Vec<String>) -> Result<RunState> {
     let mut state: RunState = serde_json::from_value(loaded.state)
         .map_err(|e| Error::Input(format!("{}: state.json is not a training state: {e}", loaded.path.display())))?;
-    let conflicts = state.conflicts(config, &planned.data);
+    let conflicts = state.conflicts(&planned);
     if !conflicts.is_empty() {
         return Err(Error::Input(format!(
             "{}: cannot go on from this checkpoint: {}. Restore these, or start a new run without --resume (to train further on other data, set model.path to this run's export)",
@@ -213,12 +239,7 @@ fn resume(loaded: Loaded, planned: RunState, config: &Config, trainer: &mut Trai
             conflicts.join("; ")
         )));
     }
-    if state.steps != planned.steps {
-        notices.push(format!(
-            "the run was planned for {} steps and is now for {}; the learning rate follows the new plan",
-            state.steps, planned.steps
-        ));
-    }
+    notices.extend(state.told(&planned));
     notices.push(format!("resumed from {} (step {})", loaded.path.display(), state.step));
     let ops = trainer.ops.clone();
     trainer.weights = temper_model::Weights::from_host(&trainer.model.params, loaded.weights, DType::F32, &*ops)?;
@@ -227,6 +248,6 @@ fn resume(loaded: Loaded, planned: RunState, config: &Config, trainer: &mut Trai
     trainer.optimizer.exp_avg_sq = adopt(loaded.exp_avg_sq)?;
     trainer.optimizer.updates = state.updates;
     state.steps = planned.steps;
-    state.model_dir = planned.model_dir;
+    (state.model_dir, state.optim) = (planned.model_dir, planned.optim);
     Ok(state)
 }

@@ -1,7 +1,8 @@
 //! What a checkpoint says about the run besides tensors, and whether a configuration may go on from it.
 
 use serde::{Deserialize, Serialize};
-use temper_config::Config;
+use serde_json::{Map, Value};
+use temper_config::{Arch, Config};
 
 /// Saved as `state.json` in every checkpoint. The order of samples and the random numbers are functions of (seed, step), so
 /// `step` is also the data cursor and the state of the generator.
@@ -19,6 +20,9 @@ pub struct RunState {
     pub data: String,
     /// What must not change between a run and its resume.
     pub fixed: Fixed,
+    /// `[optim]`, whose changes are told.
+    #[serde(default)]
+    pub optim: Map<String, Value>,
     /// Steps of the whole run as planned.
     pub steps: usize,
     /// The base model's folder, for the export.
@@ -29,23 +33,56 @@ pub struct RunState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fixed {
     /// `train.seed`
+    #[serde(rename = "train.seed")]
     pub seed: u64,
     /// `train.shuffle`
+    #[serde(rename = "train.shuffle")]
     pub shuffle: bool,
     /// `train.global_batch`
+    #[serde(rename = "train.global_batch")]
     pub global_batch: usize,
     /// `train.loss_reduction`
+    #[serde(rename = "train.loss_reduction")]
     pub loss_reduction: String,
     /// `data.packing`
+    #[serde(rename = "data.packing")]
     pub packing: bool,
     /// `data.seq_len`
+    #[serde(rename = "data.seq_len")]
     pub seq_len: usize,
+    /// The architecture as far as it decides what the weights compute.
+    #[serde(default)]
+    pub arch: Map<String, Value>,
+}
+
+/// Keys of an architecture that a resume may change: they do not enter the computation of a step.
+const FREE: [&str; 6] = ["init_std", "max_positions", "dtype", "bos", "eos", "notices"];
+
+/// A serialisable value as an object.
+pub(crate) fn object(value: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(value) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+/// What differs between two objects, in words; keys that only one of them has are passed over.
+fn changes(prefix: &str, was: &Map<String, Value>, is: &Map<String, Value>) -> Vec<String> {
+    let plain = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_string);
+    let common = was.iter().filter_map(|(key, old)| Some((key, old, is.get(key)?)));
+    common
+        .filter(|(_, old, new)| old != new)
+        .map(|(key, old, new)| format!("{prefix}{key} was {} and is now {}", plain(old), plain(new)))
+        .collect()
 }
 
 impl Fixed {
-    /// The values of a configuration.
-    pub fn of(config: &Config) -> Fixed {
+    /// The values of a configuration and its model.
+    pub fn of(config: &Config, arch: &Arch) -> Fixed {
+        let mut arch = object(arch);
+        arch.retain(|key, _| !FREE.contains(&key.as_str()));
         Fixed {
+            arch,
             seed: config.train.seed,
             shuffle: config.train.shuffle,
             global_batch: config.train.global_batch,
@@ -57,24 +94,34 @@ impl Fixed {
 }
 
 impl RunState {
-    /// What stands against going on from this state with `config` and data of fingerprint `data`; empty when nothing does.
-    pub fn conflicts(&self, config: &Config, data: &str) -> Vec<String> {
-        let (was, is) = (&self.fixed, &Fixed::of(config));
-        let mut found = Vec::new();
-        let mut differ = |key: &str, a: String, b: String| {
-            if a != b {
-                found.push(format!("{key} was {a} and is now {b}"));
-            }
+    /// What stands against going on from this state with what is `planned` now; empty when nothing does.
+    pub fn conflicts(&self, planned: &RunState) -> Vec<String> {
+        let (mut was, mut is) = (object(&self.fixed), object(&planned.fixed));
+        let nested = |map: &mut Map<String, Value>| match map.remove("arch") {
+            Some(Value::Object(arch)) => arch,
+            _ => Map::new(),
         };
-        differ("train.seed", was.seed.to_string(), is.seed.to_string());
-        differ("train.shuffle", was.shuffle.to_string(), is.shuffle.to_string());
-        differ("train.global_batch", was.global_batch.to_string(), is.global_batch.to_string());
-        differ("train.loss_reduction", was.loss_reduction.clone(), is.loss_reduction.clone());
-        differ("data.packing", was.packing.to_string(), is.packing.to_string());
-        differ("data.seq_len", was.seq_len.to_string(), is.seq_len.to_string());
-        if self.data != data {
+        let (arch_was, arch_is) = (nested(&mut was), nested(&mut is));
+        let mut found = changes("", &was, &is);
+        found.extend(changes("the model's ", &arch_was, &arch_is));
+        if self.data != planned.data {
             found.push("the data (files, tokenizer, template or loss rule) is not what the run was trained on".into());
         }
+        if self.step > planned.steps {
+            found.push(format!("the checkpoint is at step {}, past the {} steps of this run", self.step, planned.steps));
+        }
         found
+    }
+
+    /// Changes that a run may go on with but should hear of.
+    pub fn told(&self, planned: &RunState) -> Vec<String> {
+        let mut told = changes("optim.", &self.optim, &planned.optim);
+        if self.steps != planned.steps {
+            told.push(format!(
+                "the run was planned for {} steps and is now for {}; the learning rate follows the new plan",
+                self.steps, planned.steps
+            ));
+        }
+        told
     }
 }

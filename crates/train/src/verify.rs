@@ -150,7 +150,7 @@ pub fn verify(folder: &Path, golden: &Path, ops: Arc<dyn Ops>) -> Result<Report>
         }
     }
     compare_greedy(before, after, greedy.as_deref().unwrap_or_default(), &mut report);
-    skipped_items(&golden, &names, &mut report);
+    skipped_items(&golden, &mut report);
     Ok(report)
 }
 
@@ -242,7 +242,10 @@ fn compare_named<'s>(
     let keys: Vec<String> = golden.file.names().iter().filter(|n| n.starts_with(prefix)).map(|n| n.to_string()).collect();
     let (mut loose, mut total) = (0, 0);
     for key in keys {
-        let Some(place) = names.find(&key[prefix.len()..]) else { continue };
+        let Some(place) = names.find(&key[prefix.len()..]) else {
+            report.items.push(Item { name: format!("{key} (the model has no such parameter)"), error: f64::INFINITY, values: 0 });
+            continue;
+        };
         let Some(want) = golden.floats(&key)? else { continue };
         let (values, slack) = values(place.id)?;
         let got: Vec<f64> = values[place.range.clone()].iter().map(|v| f64::from(*v)).collect();
@@ -262,16 +265,9 @@ fn compare_named<'s>(
 }
 
 /// Names what the file holds and the model was not compared with.
-fn skipped_items(golden: &Golden, names: &Names, report: &mut Report) {
-    let compared: std::collections::HashSet<&str> = report.items.iter().map(|i| i.name.as_str()).collect();
-    let mut skipped = Vec::new();
-    for name in golden.file.names() {
-        if matches!(name, "input_ids" | "labels") || compared.contains(name) {
-            continue;
-        }
-        let unknown = ["grad/", "trained/"].iter().any(|p| name.strip_prefix(p).is_some_and(|n| names.find(n).is_none()));
-        skipped.push(if unknown { format!("{name} (the model has no such parameter)") } else { name.to_string() });
-    }
+fn skipped_items(golden: &Golden, report: &mut Report) {
+    let compared = |name: &str| report.items.iter().any(|i| i.name == name || i.name.starts_with(&format!("{name} (")));
+    let skipped: Vec<&str> = golden.file.names().into_iter().filter(|n| !matches!(*n, "input_ids" | "labels") && !compared(n)).collect();
     if !skipped.is_empty() {
         report.notices.push(format!("not compared: {}", skipped.join(", ")));
     }

@@ -71,6 +71,11 @@ pub fn verify(step_dir: &Path) -> std::result::Result<u64, Fault> {
 }
 
 impl Manifest {
+    /// Whether a folder has a manifest, whatever is in it.
+    pub(crate) fn is_in(dir: &Path) -> bool {
+        dir.join(NAME).is_file()
+    }
+
     pub(crate) fn new(step: usize, files: Vec<Written>) -> Manifest {
         let files = files.into_iter().map(|w| Entry { name: w.name, bytes: w.bytes, blake3: w.blake3.to_hex().to_string() });
         Manifest { format: FORMAT, step, files: files.collect() }

@@ -54,6 +54,17 @@ fn training_a_base_model_on_chats_adds_the_end_of_turn() {
 }
 
 #[test]
+fn an_export_never_replaces_a_checkpoint_or_a_run() {
+    let case = Case::tiny();
+    case.sft("config.toml", &["train.steps=1"]).ok();
+    let before = contents(&case.path("run"));
+    for out in ["run", "run/checkpoints", "run/checkpoints/step-000001", "run/checkpoints/step-000001/new"] {
+        case.temper(&["checkpoint", "export", "run", "--out", out, "--overwrite"]).exits(2).says(&["belongs to a run"]);
+    }
+    assert!(before == contents(&case.path("run")));
+}
+
+#[test]
 fn a_bfloat16_export_comes_back_close() {
     let case = Case::tiny();
     case.sft("config.toml", &["train.steps=1", "optim.lr=0.0"]).ok();

@@ -83,6 +83,16 @@ fn one_wrong_golden_number_is_found() {
 }
 
 #[test]
+fn a_golden_gradient_that_the_model_lacks_is_a_difference() {
+    let case = Case::tiny();
+    let report = changed(&case, |golden| {
+        let norm = golden.remove("grad/model.norm.weight").unwrap();
+        golden.insert("grad/model.norm.bias".into(), norm);
+    });
+    report.exits(1).says(&["grad/model.norm.bias (the model has no such parameter)"]);
+}
+
+#[test]
 fn a_golden_file_may_hold_any_subset() {
     let case = Case::tiny();
     for kind in ["logits", "loss", "greedy", "trained", "step_loss", "step_grad_norm", "grad", "aux_loss"] {

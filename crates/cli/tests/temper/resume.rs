@@ -113,6 +113,24 @@ fn what_decides_the_batches_may_not_change() {
 }
 
 #[test]
+fn the_model_may_not_change_under_a_run() {
+    let case = Case::tiny();
+    case.sft("config.toml", &["train.steps=2", "checkpoint.every=1"]).ok();
+    copy(&case.path("../common/tiny-qwen3"), &case.path("other"));
+    let config = case.read("other/config.json").replace("\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": 0.1");
+    case.write("other/config.json", &config);
+    case.resume("config.toml", &["model.path=other"]).exits(2).says(&["norm_eps", "and is now 0.1"]);
+}
+
+#[test]
+fn a_changed_optimizer_is_told_and_a_checkpoint_past_the_end_refused() {
+    let case = Case::tiny();
+    case.sft("config.toml", &["train.steps=2", "checkpoint.every=1"]).ok();
+    case.resume("config.toml", &["train.steps=1", "optim.warmup=0"]).exits(2).says(&["at step 2, past the 1 steps"]);
+    case.resume("config.toml", &["train.steps=3", "optim.lr=0.5"]).ok().says(&["optim.lr was", "and is now 0.5", "planned for 2 steps"]);
+}
+
+#[test]
 fn a_resume_from_a_given_step_repeats_the_rest() {
     let case = Case::tiny();
     let sets = ["checkpoint.every=1", "checkpoint.keep_last=0"];

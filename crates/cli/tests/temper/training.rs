@@ -143,3 +143,11 @@ fn a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused() {
     }
     assert!(!case.has("run"));
 }
+
+#[test]
+fn a_run_that_would_train_nothing_is_refused() {
+    let case = Case::tiny();
+    let thin = "data.train=[{path=\"chat.jsonl\", weight=0.001}]";
+    case.sft("config.toml", &[thin, "train.epochs=1"]).exits(2).says(&["train.epochs", "no step at all"]);
+    assert!(!case.has("run"));
+}

@@ -16,12 +16,22 @@ const NAMED: [(&str, &str); 4] = [
     ("llama3", include_str!("builtin/llama3.jinja")),
 ];
 
+/// Variables that every rendering sets.
+const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+
 impl ChatTemplate {
     /// The template that `data.template` chooses, with the tokenizer's special tokens as variables.
     ///
     /// # Errors
     /// A missing or unreadable file, an unknown name, a tokenizer folder without a template, a syntax error.
     pub fn load(choice: &Template, arguments: &serde_json::Map<String, serde_json::Value>, tokenizer: &Tokenizer) -> Result<Self, Error> {
+        if let Some(name) = arguments.keys().find(|k| RESERVED.contains(&k.as_str())) {
+            return Err(Error::Option {
+                option: "data.template_args",
+                found: format!("{name:?} is what a template calls the conversation itself"),
+                remedy: "choose another name".into(),
+            });
+        }
         let (name, source) = match choice {
             Template::Model => of_folder(tokenizer)?,
             Template::Named(name) => named(name)?,
