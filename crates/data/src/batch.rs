@@ -19,17 +19,17 @@ pub struct SampleId {
 /// The sequences of one forward pass, laid end to end. T tokens, B documents.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MicroBatch {
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub ids: Vec<i32>,
-    /// The next token of the same document where it is trained, else [`IGNORE`]; already shifted, [T].
+    /// The next token of the same document where it is trained, else [`IGNORE`]; already shifted, `[T]`.
     pub targets: Vec<i32>,
-    /// Loss weight of each target (0 where ignored), [T].
+    /// Loss weight of each target (0 where ignored), `[T]`.
     pub weights: Vec<f32>,
-    /// Position within the document, [T].
+    /// Position within the document, `[T]`.
     pub positions: Vec<i32>,
     /// Document boundaries, from 0 to T, [B+1].
     pub cu_seqlens: Vec<i32>,
-    /// The samples, one per document, [B].
+    /// The samples, one per document, `[B]`.
     pub samples: Vec<SampleId>,
 }
 

@@ -14,11 +14,11 @@ use crate::{BadRow, ChatTemplate, Error, IGNORE, MicroBatch, Tokenizer, read_sou
 pub struct PreviewLine {
     /// The text: as rendered, or the part of it that a cut sample keeps.
     pub text: String,
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub input_ids: Vec<i32>,
-    /// The token itself where it is trained (predicted from those before it), else -100; not shifted, [T].
+    /// The token itself where it is trained (predicted from those before it), else -100; not shifted, `[T]`.
     pub labels: Vec<i32>,
-    /// Weights of the labels, only where some are neither 0 nor 1, [T].
+    /// Weights of the labels, only where some are neither 0 nor 1, `[T]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_weights: Option<Vec<f32>>,
     /// The file.

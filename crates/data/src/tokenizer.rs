@@ -16,9 +16,9 @@ use crate::Error;
 /// Token ids of a text and the bytes each stands for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encoded {
-    /// Token ids, [T].
+    /// Token ids, `[T]`.
     pub ids: Vec<u32>,
-    /// Byte range of each token in the text, [T]. Tokens that share a character share its range.
+    /// Byte range of each token in the text, `[T]`. Tokens that share a character share its range.
     pub offsets: Vec<(u32, u32)>,
 }
 

@@ -65,16 +65,16 @@ pub struct RopeTable<'a> {
 pub struct PagedSeqs<'a> {
     /// First query row of each sequence, [B+1].
     pub cu_q: View<'a>,
-    /// Tokens in the cache of each sequence after this step's were written, [B].
+    /// Tokens in the cache of each sequence after this step's were written, `[B]`.
     pub context: View<'a>,
     /// Cache blocks of each sequence in order, [B, max_blocks]; unused entries are -1.
     pub blocks: View<'a>,
 }
 
-/// What [`Ops::router_backward`] adds besides the gradient that comes through the weights.
+/// What [`Ops::router_grad`] adds besides the gradient that comes through the weights.
 #[derive(Clone, Copy)]
 pub struct RouterGrad<'a> {
-    /// Constant gradient of the balancing loss with respect to every token's probability of expert e, [E].
+    /// Constant gradient of the balancing loss with respect to every token's probability of expert e, `[E]`.
     pub balance: Option<View<'a>>,
     /// Coefficient c of the z-loss `c * mean_t(logsumexp(logits_t)^2)`, already multiplied by the loss scale.
     pub z_coef: f64,
@@ -287,9 +287,9 @@ pub trait Ops: Send + Sync {
 
     // ---- optimizer ----
 
-    /// `out[0] += sum(x^2)` in f64 for host backends; `out` is F64 [1].
+    /// `out[0] += sum(x^2)` in f64 for host backends; `out` is F64 `[1]`.
     fn sum_squares(&self, out: ViewMut, x: View) -> Result<()>;
-    /// `out[0] +=` the number of NaN and infinite elements; `out` is I32 [1].
+    /// `out[0] +=` the number of NaN and infinite elements; `out` is I32 `[1]`.
     fn count_non_finite(&self, out: ViewMut, x: View) -> Result<()>;
     /// One AdamW step on `w`, with moments `m`, `v` of the same shape; the gradient is read times `grad_scale`.
     fn adamw(&self, w: ViewMut, m: ViewMut, v: ViewMut, grad: View, step: AdamW) -> Result<()>;

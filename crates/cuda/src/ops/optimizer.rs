@@ -58,7 +58,7 @@ pub fn adamw(c: &Cuda, w: ViewMut, m: ViewMut, v: ViewMut, grad: View, step: Ada
 }
 
 impl Cuda {
-    /// One AdamW step on an exact f32 master (see [`MasterState`]). `scale`, F32 [1], multiplies the gradient besides
+    /// One AdamW step on an exact f32 master (see [`MasterState`]). `scale`, F32 `[1]`, multiplies the gradient besides
     /// `step.grad_scale`, so that clipping needs no answer from the device ([`Cuda::clip_factor`]).
     pub fn adamw_master(&self, state: MasterState, grad: View, step: AdamW, scale: Option<View>) -> Result<()> {
         let op = Op("adamw_master");
@@ -89,7 +89,7 @@ impl Cuda {
         Ok(self.kernels.launch(FILE, Variant::PLAIN, "master_join", Grid::line(self.flat_blocks(n), 256), args![x, w, r, n])?)
     }
 
-    /// `factor[0] = min(1, limit / (sqrt(squares[0]) + 1e-6))`: gradient clipping from the F64 [1] sum of squares.
+    /// `factor[0] = min(1, limit / (sqrt(squares[0]) + 1e-6))`: gradient clipping from the F64 `[1]` sum of squares.
     pub fn clip_factor(&self, factor: ViewMut, squares: View, limit: f64) -> Result<()> {
         let op = Op("clip_factor");
         let (f, s) = (op.output("factor", &factor, DType::F32, &[1])?, op.input("squares", squares, DType::F64, &[1])?);

@@ -1,8 +1,8 @@
 //! The CPU backend: the normative one. Every operation of [`Ops`] in f64 and f32; bf16 and f16 are storage only
 //! (making, copying and converting).
 //!
-//! Each file holds some operations as functions generic over [`float::Float`], which check their arguments and then
-//! run their tasks ([`tasks`]) on the backend's own threads. Products go through [`matmul`].
+//! Each file holds some operations as functions generic over `float::Float`, which check their arguments and then
+//! run their tasks (`tasks`) on the backend's own threads. Products go through `matmul`.
 
 mod args;
 mod attention;
