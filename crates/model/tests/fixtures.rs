@@ -185,7 +185,10 @@ fn five_optimizer_steps() {
     }
 }
 
-/// Every trained weight within [`TOLERANCE`] of the largest plus its slack; nearly all have next to no slack.
+/// Trained weights: five Adam steps carry rounding of gradients on, each divided by its own size, so ten times the gradients' tolerance.
+const TRAINED_TOLERANCE: f64 = 1e-4;
+
+/// Every trained weight within [`TRAINED_TOLERANCE`] of the largest plus its slack; nearly all have next to no slack.
 fn check_trained(s: &Setup, golden: &Golden, slack: &[Vec<f64>]) {
     let (mut total, mut loose, mut far) = (0, 0, 0);
     for (name, _, expected) in golden.floats() {
@@ -195,7 +198,7 @@ fn check_trained(s: &Setup, golden: &Golden, slack: &[Vec<f64>]) {
         let largest = expected.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
         for ((found, expected), slack) in found.iter().zip(&expected).zip(slack) {
             let error = (found - expected).abs();
-            assert!(error <= TOLERANCE * largest + slack, "{name}: {found} for {expected}, allowed {slack}");
+            assert!(error <= TRAINED_TOLERANCE * largest + slack, "{name}: {found} for {expected}, allowed {slack}");
             total += 1;
             loose += usize::from(slack > 1e-4 * largest);
             far += usize::from(error > 1e-4 * largest);
