@@ -1,7 +1,9 @@
 //! The command line, parsed into types.
 
+use crate::exit::BadInput;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use temper_tensor::{DType, Ops};
 
 /// Post-train Qwen3-class language models: Hugging Face folder in, Hugging Face folder out.
 #[derive(Parser)]
@@ -13,14 +15,16 @@ pub struct Cli {
     /// Threads to compute with (0: all cores).
     #[arg(long, global = true, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub threads: u16,
-    /// What to compute on. `cuda` is an NVIDIA GPU in f32, for now without the speed that is to come.
-    #[arg(long, global = true, value_enum, default_value_t = Device::Cpu)]
+    /// What to compute on.
+    #[arg(long, global = true, value_enum, default_value_t = Device::Auto)]
     pub device: Device,
 }
 
 /// `--device`
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Device {
+    /// An NVIDIA GPU when there is one, else the processor.
+    Auto,
     /// The processor.
     Cpu,
     /// The first visible NVIDIA GPU.
@@ -187,6 +191,20 @@ pub enum Dtype {
     F32,
 }
 
+impl Dtype {
+    /// The tensor type, if the backend computes in it.
+    pub fn on(self, ops: &dyn Ops) -> anyhow::Result<DType> {
+        let dtype = match self {
+            Dtype::Bf16 => DType::BF16,
+            Dtype::F32 => DType::F32,
+        };
+        if !ops.dtypes().contains(&dtype) {
+            return Err(BadInput(format!("--dtype: {} does not compute in {dtype}; leave it out, or use a GPU", ops.name())).into());
+        }
+        Ok(dtype)
+    }
+}
+
 /// `temper generate`
 #[derive(Args)]
 #[command(group = clap::ArgGroup::new("input").required(true))]
@@ -223,6 +241,9 @@ pub struct Generate {
     /// Answer without a thinking block, for templates that know `enable_thinking`.
     #[arg(long)]
     pub no_think: bool,
+    /// Type of weights and activations (default: bf16 on a GPU, f32 on the processor).
+    #[arg(long, value_enum)]
+    pub dtype: Option<Dtype>,
     /// Show special tokens.
     #[arg(long)]
     pub special: bool,
@@ -239,6 +260,9 @@ pub struct Verify {
     /// Golden values (input_ids, labels, and any of logits, loss, aux_loss, grad/*, step_loss, step_grad_norm, trained/*, greedy).
     #[arg(long)]
     pub golden: PathBuf,
+    /// Type of weights and activations; bf16 only on a GPU, with a --tol of about 3e-2.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub dtype: Dtype,
     /// Largest relative error allowed.
     #[arg(long, default_value_t = 1e-4)]
     pub tol: f64,

@@ -17,9 +17,13 @@ use temper_train::{
 /// Most tokens of the reply that ends a run.
 const REPLY_TOKENS: usize = 128;
 
+/// Opens the backend: bitwise repeatable or not.
+pub type Open<'a> = &'a dyn Fn(bool) -> anyhow::Result<Arc<dyn Ops>>;
+
 /// Trains, then shows what came of it.
-pub fn run(args: &Sft, ops: Arc<dyn Ops>, started: Instant) -> anyhow::Result<()> {
+pub fn run(args: &Sft, open: Open, started: Instant) -> anyhow::Result<()> {
     let resolved = Config::load(&args.config, &args.sets)?;
+    let ops = open(resolved.config.train.deterministic)?;
     let mut run = Run::open(resolved, begin(args)?, ops, started)?;
     let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
     let mut sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);

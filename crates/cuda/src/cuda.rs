@@ -1,6 +1,6 @@
 //! [`Cuda`]: the open GPU with everything an operation needs.
 
-use crate::arena::{Arena, Block, MemoryUse, Purpose};
+use crate::arena::{Arena, Block};
 use crate::device::Device;
 use crate::gemm::Gemm;
 use crate::kernels::{Compiler, Kernels};
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use temper_tensor::{Buffer, DType, DeviceBuffer, Tensor};
+use temper_tensor::{Buffer, DType, DeviceBuffer, Purpose, Tensor};
 
 /// How to open the GPU.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,19 +89,9 @@ impl Cuda {
         &self.device
     }
 
-    /// Memory by purpose.
-    pub fn memory(&self) -> MemoryUse {
-        self.arena.usage()
-    }
-
-    /// Starts the memory peaks anew.
-    pub fn reset_memory_peak(&self) {
-        self.arena.reset_peak();
-    }
-
-    /// Until the scope is dropped, tensors are accounted to `purpose` (at first: activations).
-    pub fn purpose(&self, purpose: Purpose) -> PurposeScope<'_> {
-        PurposeScope { cuda: self, before: self.purpose.swap(purpose as u8, Ordering::Relaxed) }
+    /// See [`temper_tensor::Ops::account`].
+    pub(crate) fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        Purpose::ALL[self.purpose.swap(purpose as u8, Ordering::Relaxed) as usize]
     }
 
     /// Which attention serves bf16, for logs.
@@ -123,18 +113,6 @@ impl Cuda {
     /// Scratch memory of one operation; it may be dropped as soon as the operation is enqueued.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<Block> {
         self.arena.take(bytes, Purpose::Workspace)
-    }
-}
-
-/// See [`Cuda::purpose`].
-pub struct PurposeScope<'a> {
-    cuda: &'a Cuda,
-    before: u8,
-}
-
-impl Drop for PurposeScope<'_> {
-    fn drop(&mut self) {
-        self.cuda.purpose.store(self.before, Ordering::Relaxed);
     }
 }
 

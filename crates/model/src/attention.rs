@@ -96,8 +96,7 @@ impl Attention {
         let Heads { q, k, v, rstd } = self.prepare(cx, qkv.view())?;
         let mut o = cx.alloc(q.shape())?;
         let mut lse = cx.alloc_stat(&q.shape()[..2])?;
-        let cu_seqlens = cx.batch.cu_seqlens.view();
-        cx.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), cu_seqlens, self.scale())?;
+        cx.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), cx.seqs(), self.scale())?;
         let y = self.out.forward(cx, self.flat(&o))?;
         Ok((y, Saved { x: Arc::new(x), qkv, rstd, q, k, v, o, lse }))
     }
@@ -117,7 +116,7 @@ impl Attention {
             q.view(),
             k.view(),
             v.view(),
-            cx.batch.cu_seqlens.view(),
+            cx.seqs(),
             self.scale(),
         )?;
         let mut dqkv = cx.alloc(qkv.shape())?;

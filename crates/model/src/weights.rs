@@ -21,17 +21,24 @@ impl Weights {
     /// sharding starts from the same model.
     pub fn random(params: &[Param], seed: u64, dtype: DType, ops: &dyn Ops) -> Result<Weights> {
         let mut weights = Weights::empty(params, dtype);
-        for (i, param) in params.iter().enumerate() {
+        for (i, host) in Weights::random_host(params, seed).into_iter().enumerate() {
+            let mut tensor = ops.alloc(dtype, host.shape())?;
+            ops.copy(tensor.view_mut(), ops.adopt(host)?.view())?;
+            weights.set(ParamId(i), tensor);
+        }
+        Ok(weights)
+    }
+
+    /// The F32 values of [`Weights::random`] in host memory, one tensor per parameter.
+    pub fn random_host(params: &[Param], seed: u64) -> Vec<Tensor> {
+        let draw = |param: &Param| {
             let mut host = vec![0f32; param.numel()];
             for piece in &param.pieces {
                 init_piece(&mut host[piece.range.clone()], piece, 0, param.init, seed);
             }
-            let f32s = ops.from_host(View::host(&host, &param.shape))?;
-            let mut tensor = ops.alloc(dtype, &param.shape)?;
-            ops.copy(tensor.view_mut(), f32s.view())?;
-            weights.set(ParamId(i), tensor);
-        }
-        Ok(weights)
+            Tensor::from_vec(host, &param.shape)
+        };
+        params.iter().map(draw).collect()
     }
 
     /// Weights from host tensors of type `dtype`, one per parameter and in its shape.

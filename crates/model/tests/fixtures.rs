@@ -9,7 +9,7 @@ use common::*;
 use temper_config::Arch;
 use temper_model::param::ParamId;
 use temper_model::{AuxSettings, Batch, CachedStep, Grads, KvCache, Objective, Outputs, Recompute, StepTokens, Weights, loss_sum};
-use temper_tensor::{AdamW, Balance, DType, Ops};
+use temper_tensor::{AdamW, AdamWState, Balance, DType, Ops};
 
 const FIXTURES: [&str; 6] = ["llama", "qwen2", "qwen3_dense", "qwen3_dense_tied", "qwen3_moe", "qwen3_moe_sparse_step"];
 const TOLERANCE: f64 = 1e-5;
@@ -146,11 +146,13 @@ impl Optimizer {
         }
         let norm = s.read(&squares)[0].sqrt();
         let grad_scale = (1.0 / (norm + 1e-6)).min(1.0);
+        let clip = floats(&s.ops, &[grad_scale], &[1], s.dtype);
         for id in ids() {
             let weight_decay = if s.model.params[id.0].decay { 0.1 } else { 0.0 };
-            let constants = AdamW { lr: LR, beta1: 0.9, beta2: BETA2, eps: EPS, weight_decay, step: step as u64, grad_scale };
-            let w = s.weights.get_mut(id).unwrap();
-            s.ops.adamw(w, self.m.get_mut(id), self.v.get_mut(id), grads.get(id), constants).unwrap();
+            let constants = AdamW { lr: LR, beta1: 0.9, beta2: BETA2, eps: EPS, weight_decay, step: step as u64 };
+            let weight = s.weights.get_mut(id).unwrap();
+            let state = AdamWState { weight, remainder: None, m: self.m.get_mut(id), v: self.v.get_mut(id) };
+            s.ops.adamw(state, grads.get(id), clip.view(), constants).unwrap();
             let largest = host(&s.ops, grads.get(id)).iter().fold(0.0, |m: f64, g| m.max(g.abs()));
             let error = NOISE * largest * grad_scale;
             for (slack, v) in self.slack[id.0].iter_mut().zip(host(&s.ops, self.v.get(id))) {

@@ -9,12 +9,14 @@
 pub mod cpu;
 mod dtype;
 mod error;
+mod observe;
 mod ops;
 mod rng;
 mod tensor;
 
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use ops::{AdamW, Balance, Beta, GroupedGemm, Ops, PagedSeqs, RopeTable, RouterGrad, Trans};
+pub use observe::{MemoryUse, Purpose, Stamp};
+pub use ops::{AdamW, AdamWState, Balance, Beta, GroupedGemm, Ops, PackedSeqs, PagedSeqs, RopeTable, RouterGrad, Trans};
 pub use rng::Rng;
 pub use tensor::{Buffer, DeviceBuffer, FromSlice, Slice, SliceMut, Tensor, View, ViewMut, ViewOf};

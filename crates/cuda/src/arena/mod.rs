@@ -14,56 +14,7 @@ use crate::{Error, Result};
 use heap::Heap;
 pub use staging::Staging;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// What memory is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Model weights.
-    Weights,
-    /// Gradients of weights.
-    Gradients,
-    /// Optimizer state.
-    Optimizer,
-    /// Activations and their gradients.
-    Activations,
-    /// Scratch of a single operation.
-    Workspace,
-    /// Buffers of communication.
-    Communication,
-}
-
-impl Purpose {
-    /// All purposes, in the order of [`MemoryUse`].
-    pub const ALL: [Purpose; 6] =
-        [Purpose::Weights, Purpose::Gradients, Purpose::Optimizer, Purpose::Activations, Purpose::Workspace, Purpose::Communication];
-
-    /// Name for reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Purpose::Weights => "weights",
-            Purpose::Gradients => "gradients",
-            Purpose::Optimizer => "optimizer",
-            Purpose::Activations => "activations",
-            Purpose::Workspace => "workspace",
-            Purpose::Communication => "communication",
-        }
-    }
-}
-
-/// Bytes by purpose, in the order of [`Purpose::ALL`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MemoryUse {
-    /// In use now.
-    pub now: [usize; 6],
-    /// Most in use of each purpose since the last reset.
-    pub peak: [usize; 6],
-    /// Most in use altogether since the last reset.
-    pub peak_total: usize,
-    /// Physical memory the heap has taken from the device.
-    pub reserved: usize,
-    /// Times the heap asked the driver for memory.
-    pub growths: usize,
-}
+use temper_tensor::{MemoryUse, Purpose};
 
 /// Blocks are multiples of this many bytes and start at multiples of it.
 const ALIGN: usize = 512;

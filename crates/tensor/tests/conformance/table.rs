@@ -13,6 +13,8 @@ pub fn cases() -> Vec<Case> {
         };
     }
 
+    case!(dense::clip_factor, 2.0);
+    case!(dense::clip_factor, 0.0);
     for n in [0, 1, 7, 1000, 70_001] {
         case!(dense::elementwise, n);
         case!(dense::statistics, n);
