@@ -64,10 +64,7 @@ pub fn trainer(
     ops: Arc<dyn Ops>,
 ) -> Result<(Trainer, Vec<String>)> {
     let arch = &source.arch;
-    let mut model = Model::new(arch)?;
-    if config.memory.loss_chunk > 0 {
-        model.head.chunk_rows = config.memory.loss_chunk;
-    }
+    let model = network(config, arch)?;
     let mut notices = arch.notices.clone();
     let host = match config.model.init {
         InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
@@ -77,13 +74,27 @@ pub fn trainer(
             tensors
         }
     };
-    let optim = &config.optim;
-    let adamw = AdamWConfig { betas: optim.betas, eps: optim.eps, weight_decay: optim.weight_decay, clip: optim.clip };
-    let settings = settings(config, arch)?;
-    let rope = RopeTables::new(&*ops, arch, longest.max(1), precision.weights)?;
-    let mut trainer = allocate(model, precision, adamw, settings, rope, ops)?;
+    let mut trainer = configured(config, model, precision, longest, ops)?;
     trainer.set_weights(host)?;
     Ok((trainer, notices))
+}
+
+/// The network of an architecture as the configuration wants it.
+pub(crate) fn network(config: &Config, arch: &Arch) -> Result<Model> {
+    let mut model = Model::new(arch)?;
+    if config.memory.loss_chunk > 0 {
+        model.head.chunk_rows = config.memory.loss_chunk;
+    }
+    Ok(model)
+}
+
+/// [`allocate`] as the configuration says, for documents of up to `longest` tokens.
+pub(crate) fn configured(config: &Config, model: Model, precision: Precision, longest: usize, ops: Arc<dyn Ops>) -> Result<Trainer> {
+    let optim = &config.optim;
+    let adamw = AdamWConfig { betas: optim.betas, eps: optim.eps, weight_decay: optim.weight_decay, clip: optim.clip };
+    let settings = settings(config, &model.arch)?;
+    let rope = RopeTables::new(&*ops, &model.arch, longest.max(1), precision.weights)?;
+    allocate(model, precision, adamw, settings, rope, ops)
 }
 
 /// Weights (unspecified), gradients and moments of a model: everything that lives from the first step to the last.
