@@ -100,8 +100,7 @@ pub enum Phase {
 
 impl Phase {
     /// The phases of a step in order.
-    pub const ALL: [Phase; 7] =
-        [Phase::Clear, Phase::Forward, Phase::Head, Phase::Backward, Phase::Norm, Phase::Update, Phase::Report];
+    pub const ALL: [Phase; 7] = [Phase::Clear, Phase::Forward, Phase::Head, Phase::Backward, Phase::Norm, Phase::Update, Phase::Report];
 
     /// Name for reports.
     pub fn name(self) -> &'static str {

@@ -106,7 +106,10 @@ fn arch(model: &str) -> anyhow::Result<Arch> {
         Some(arch) => Ok(arch?),
         None => {
             let known = Arch::names().join(", ");
-            Err(BadInput(format!("{model}: neither a folder with config.json, nor such a file, nor a built-in shape. Built-in are {known}")).into())
+            Err(BadInput(format!(
+                "{model}: neither a folder with config.json, nor such a file, nor a built-in shape. Built-in are {known}"
+            ))
+            .into())
         }
     }
 }

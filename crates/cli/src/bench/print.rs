@@ -78,11 +78,9 @@ pub fn operations(rows: &[OperationRow], rates: Option<Rates>) -> String {
     let total: f64 = rows.iter().map(|r| r.ms).sum();
     let floors: Option<f64> = rows.iter().map(|r| r.floor_ms).sum();
     let note = match (rates, floors) {
-        (Some(r), Some(floor)) => format!(
-            "; at {:.2} TB/s and {:.0} TFLOP/s they would take {floor:.2} ms",
-            r.bytes_per_s / 1e12,
-            r.flops_per_s / 1e12
-        ),
+        (Some(r), Some(floor)) => {
+            format!("; at {:.2} TB/s and {:.0} TFLOP/s they would take {floor:.2} ms", r.bytes_per_s / 1e12, r.flops_per_s / 1e12)
+        }
         _ => String::new(),
     };
     format!("{table}\noperations together {total:.2} ms{note}")

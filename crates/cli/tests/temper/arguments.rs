@@ -19,6 +19,9 @@ fn every_command_explains_itself() {
         &["checkpoint", "export"],
         &["generate"],
         &["verify"],
+        &["bench"],
+        &["bench", "step"],
+        &["bench", "ops"],
     ] {
         case.temper(&[commands, &["--help"]].concat()).ok().says(&["Usage: temper", "--threads"]);
     }
@@ -81,6 +84,8 @@ fn a_reader_that_goes_away_is_no_failure() {
         &["generate", "../common/tiny-qwen3", "--chat", "Say stop.", "--json"],
         &["verify", model, "--golden", golden],
         &["verify", model, "--golden", golden, "--json"],
+        &["bench", "step", "../common/tiny-qwen3", "--seq", "8", "--steps", "1", "--ops"],
+        &["bench", "ops", "../common/tiny-qwen3", "--seq", "8", "--json"],
         &["--help"],
         &["sft", "--help"],
     ] {

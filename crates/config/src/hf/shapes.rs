@@ -61,7 +61,13 @@ mod tests {
             };
             let published = Arch::from_json(&text, &path).unwrap();
             let ours = Arch::named(name).unwrap().unwrap();
-            let identity = Arch { bos: published.bos, eos: published.eos.clone(), dtype: published.dtype.clone(), notices: published.notices.clone(), ..ours };
+            let identity = Arch {
+                bos: published.bos,
+                eos: published.eos.clone(),
+                dtype: published.dtype.clone(),
+                notices: published.notices.clone(),
+                ..ours
+            };
             assert_eq!(identity, published, "{name}");
         }
     }

@@ -173,7 +173,7 @@ impl Arena {
         let part = |(p, bytes): (&Purpose, &usize)| format!("{} {:.2} GiB", p.name(), *bytes as f64 / (1u64 << 30) as f64);
         let held: Vec<String> = Purpose::ALL.iter().zip(&s.usage.now).filter(|x| *x.1 > 0).map(part).collect();
         let held = if held.is_empty() { "nothing".to_string() } else { held.join(", ") };
-        Error::OutOfMemory(Box::new(OutOfMemory { purpose: purpose.name(), wanted, total, free, held, largest: s.heap.largest() }))
+        Error::OutOfMemory(Box::new(OutOfMemory { purpose, wanted, total, free, held, largest: s.heap.largest() }))
     }
 }
 

@@ -25,8 +25,8 @@ mod router;
 mod tasks;
 
 use crate::{
-    AdamW, AdamWState, Balance, Beta, DType, Error, GroupedGemm, MemoryUse, Ops, PackedSeqs, PagedSeqs, Purpose, Result, RopeTable, RouterGrad, Tensor, Trans,
-    View, ViewMut,
+    AdamW, AdamWState, Balance, Beta, DType, Error, GroupedGemm, MemoryUse, Ops, PackedSeqs, PagedSeqs, Purpose, Result, RopeTable,
+    RouterGrad, Tensor, Trans, View, ViewMut,
 };
 use pool::Pool;
 use std::sync::Arc;

@@ -160,9 +160,7 @@ impl Ops for Traced {
     ) -> Result<()> {
         let call = cost::attention("attention_grad", q, k, seqs, 5.0).read(dout).read(o).read(lse).read(q).read(k).read(v);
         let call = call.write(&dq).write(&dk).write(&dv);
-        self.run(call, |ops| {
-            ops.attention_grad(dq.reborrow(), dk.reborrow(), dv.reborrow(), dout, o, lse, q, k, v, seqs, scale)
-        })
+        self.run(call, |ops| ops.attention_grad(dq.reborrow(), dk.reborrow(), dv.reborrow(), dout, o, lse, q, k, v, seqs, scale))
     }
     fn kv_cache_write(&self, mut cache_k: ViewMut, mut cache_v: ViewMut, k: View, v: View, slots: View) -> Result<()> {
         let call = call("kv_cache_write", k).read(k).read(v).read(k).read(v).read(slots);

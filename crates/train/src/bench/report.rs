@@ -25,14 +25,7 @@ pub struct Shape {
 impl Shape {
     pub(super) fn new(name: &str, arch: &Arch, params: &[Param]) -> Shape {
         let (all, active) = count(arch, params);
-        Shape {
-            name: name.into(),
-            layers: arch.layers,
-            hidden: arch.hidden,
-            vocab: arch.vocab,
-            params: all,
-            active_params: active,
-        }
+        Shape { name: name.into(), layers: arch.layers, hidden: arch.hidden, vocab: arch.vocab, params: all, active_params: active }
     }
 }
 
