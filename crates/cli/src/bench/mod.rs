@@ -38,8 +38,9 @@ fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
         return Ok(say_json(&value)?);
     }
     say(print::step(&report))?;
-    if let Some(rows) = rows {
-        say(format_args!("\n{}", print::operations(&rows, rates)))?;
+    if let (Some(rows), Some(recording)) = (rows, recording) {
+        let step_ms = recording.phases.iter().map(|p| p.device.ms()).sum();
+        say(format_args!("\n{}", print::operations(&rows, rates, Some(step_ms))))?;
     }
     Ok(())
 }
@@ -57,7 +58,7 @@ fn ops(args: &BenchOps, open: Open, started: Instant) -> anyhow::Result<()> {
     }
     let (shape, work) = bench.subject();
     say(print::subject(shape, work))?;
-    Ok(say(format_args!("\n{}", print::operations(&rows, rates)))?)
+    Ok(say(format_args!("\n{}", print::operations(&rows, rates, None)))?)
 }
 
 fn rates(bench: &Bench) -> Option<Rates> {

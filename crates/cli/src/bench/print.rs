@@ -57,8 +57,8 @@ fn memory_line(memory: &Memory) -> String {
     )
 }
 
-/// Operations, most time lost first.
-pub fn operations(rows: &[OperationRow], rates: Option<Rates>) -> String {
+/// Operations, most time lost first, beside the length of the step that they were recorded in.
+pub fn operations(rows: &[OperationRow], rates: Option<Rates>, step_ms: Option<f64>) -> String {
     let mut titles = vec!["operation", "calls", "ms", "share", "reached"];
     if rates.is_some() {
         titles.extend(["floor ms", "of floor", "lost ms"]);
@@ -83,7 +83,8 @@ pub fn operations(rows: &[OperationRow], rates: Option<Rates>) -> String {
         }
         _ => String::new(),
     };
-    format!("{table}\noperations together {total:.2} ms{note}")
+    let step = step_ms.map_or(String::new(), |ms| format!(" of a recorded step of {ms:.2} ms"));
+    format!("{table}\noperations together {total:.2} ms{step}{note}")
 }
 
 /// The rate that says most: products in FLOPs, everything else in bytes.

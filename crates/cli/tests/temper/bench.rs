@@ -67,10 +67,7 @@ fn the_same_as_json_with_consistent_figures() {
     let phases: f64 = report["phases"].as_array().unwrap().iter().map(|p| p["ms"]["min"].as_f64().unwrap()).sum();
     assert!(phases > 0.0 && phases <= report["step_ms"]["max"].as_f64().unwrap(), "{report}");
 
-    let peak = |purpose: &str| {
-        let parts = report["memory"]["peak"].as_array().unwrap();
-        parts.iter().find(|p| p[0] == purpose).map(|p| p[1].as_u64().unwrap()).unwrap()
-    };
+    let peak = |purpose: &str| report["memory"]["peak"][purpose].as_u64().unwrap();
     let params = report["model"]["params"].as_u64().unwrap();
     for (purpose, bytes) in [("weights", 4 * params), ("gradients", 4 * params), ("optimizer", 8 * params)] {
         // The pool hands out sizes in steps of at most an eighth.

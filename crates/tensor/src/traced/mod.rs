@@ -184,3 +184,50 @@ impl Traced {
         call.name.contains(&notes.only) && !notes.alone.iter().any(|(known, _)| known == call)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, View, cpu::Cpu};
+    use std::collections::BTreeSet;
+
+    fn methods(source: &str) -> BTreeSet<&str> {
+        source.lines().filter_map(|l| l.strip_prefix("    fn ")?.split(['(', '<']).next()).collect()
+    }
+
+    /// A method with a default that is not forwarded would run as what its default is made of.
+    #[test]
+    fn every_method_of_the_contract_is_forwarded() {
+        let (contract, forwarded) = (methods(include_str!("../ops.rs")), methods(include_str!("ops.rs")));
+        assert!(contract.len() > 40 && contract.contains("gemm"));
+        assert_eq!(contract, forwarded);
+    }
+
+    #[test]
+    fn only_what_was_asked_for_is_repeated_and_each_shape_once() {
+        let traced = Traced::new(Arc::new(Cpu::new(1)));
+        let (a, mut out) = (vec![1f32; 12], traced.zeros(DType::F32, &[12]).unwrap());
+        traced.start(Level::Alone("add".into())).unwrap();
+        for rows in [3, 3, 4] {
+            traced.add_assign(out.view_mut().slice_rows(0..rows), View::host(&a[..rows], &[rows])).unwrap();
+            traced.scale(out.view_mut(), 1.0).unwrap();
+        }
+        let recording = traced.finish().unwrap();
+        let shapes: Vec<String> = recording.alone.iter().map(|(call, _)| format!("{} {}", call.name, call.shape())).collect();
+        assert_eq!(shapes, ["add_assign 3 float32", "add_assign 4 float32"]);
+        assert!(recording.calls.is_empty() && recording.alone.iter().all(|(_, ms)| ms.len() == BLOCKS));
+        // Each new shape ran once and then in blocks; the known one only once.
+        let runs = (1 + BLOCKS * RUNS) as f32;
+        assert_eq!(out.as_slice::<f32>().unwrap()[..5], [2.0 * runs + 1.0, 2.0 * runs + 1.0, 2.0 * runs + 1.0, runs, 0.0]);
+    }
+
+    /// Without a recording nothing is kept, and one that was never begun is empty.
+    #[test]
+    fn nothing_is_noted_unasked() {
+        let traced = Traced::new(Arc::new(Cpu::new(1)));
+        traced.phase(Phase::Forward).unwrap();
+        traced.zeros(DType::F32, &[4]).unwrap();
+        let recording = traced.finish().unwrap();
+        assert!(recording.calls.is_empty() && recording.phases.is_empty());
+    }
+}

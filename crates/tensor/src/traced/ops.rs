@@ -81,6 +81,7 @@ impl Ops for Traced {
     }
     fn rms_norm_grad_input(&self, mut dx: ViewMut, dy: View, x: View, w: View, rstd: View, residual: Option<View>) -> Result<()> {
         let call = call("rms_norm_grad_input", x).read(dy).read(x).read(w).read(rstd).read_some(residual).write(&dx);
+        let call = if residual.is_some() { call.form("and residual") } else { call };
         self.run(call, |o| o.rms_norm_grad_input(dx.reborrow(), dy, x, w, rstd, residual))
     }
     fn rms_norm_grad_weight(&self, mut dw: ViewMut, dy: View, x: View, rstd: View) -> Result<()> {
@@ -233,6 +234,7 @@ impl Ops for Traced {
     }
     fn moe_combine(&self, mut out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()> {
         let call = call("moe_combine", y).read(y).read_some(weights).read(place).write(&out);
+        let call = if weights.is_some() { call.form("weighted") } else { call };
         self.run(call, |o| o.moe_combine(out.reborrow(), y, weights, place))
     }
     fn moe_combine_grad(

@@ -19,7 +19,7 @@ use std::{sync::Arc, time::Instant};
 use temper_config::{Arch, Config, Resolved};
 use temper_data::StepBatch;
 use temper_model::Model;
-use temper_tensor::{Level, Ops, Phase, Recording, Traced};
+use temper_tensor::{DType, Level, Ops, Phase, Recording, Traced};
 
 /// Most tokens of a step: what they are drawn into takes 16 bytes each on the host.
 const MOST_TOKENS: usize = 1 << 26;
@@ -198,14 +198,15 @@ fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work
 fn must_fit(model: &Model, work: &Work, precision: Precision, ops: &dyn Ops) -> Result<()> {
     let capacity = ops.memory().map_or(0, |m| m.capacity);
     let params: u128 = model.params.iter().map(|p| p.numel() as u128).sum();
-    let remainder = if precision.weights == temper_tensor::DType::BF16 { 2 } else { 0 };
+    let remainder = if precision.weights == DType::BF16 { 2 } else { 0 };
     let each = precision.weights.size() + remainder + precision.grads.size() + 2 * precision.moments.size();
     let kept = (work.seq_len * work.micro_batch) as u128 * (model.arch.hidden * precision.weights.size() * model.layers.len()) as u128;
     let needed = params * each as u128 + kept;
     if capacity > 0 && needed > capacity as u128 {
         let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
+        let types = if precision.weights == DType::BF16 { ", or set --grads and --moments to bf16" } else { "" };
         return Err(Error::Input(format!(
-            "{} has {:.1} GiB, but {:.2}e9 parameters with gradients and moments ({each} bytes each) and the inputs of {} layers take at least {:.1} GiB. Lower --layers, --seq or --micro-batch, or set --grads and --moments to bf16",
+            "{} has {:.1} GiB, but {:.2}e9 parameters with gradients and moments ({each} bytes each) and the inputs of {} layers take at least {:.1} GiB. Lower --layers, --seq or --micro-batch{types}",
             ops.name(),
             gib(capacity as u128),
             params as f64 / 1e9,

@@ -1,6 +1,6 @@
 //! What a benchmark of the step tells.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use temper_config::{Arch, Recompute};
 use temper_model::param::{Param, count};
 use temper_tensor::{MemoryUse, Purpose};
@@ -85,6 +85,7 @@ pub struct PhaseTime {
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
     /// Most in use of each purpose at one time, in the timed steps.
+    #[serde(serialize_with = "as_map")]
     pub peak: Vec<(&'static str, usize)>,
     /// Most in use altogether.
     pub peak_total: usize,
@@ -96,6 +97,10 @@ pub struct Memory {
     pub growths: usize,
     /// Times it was after the warm-up.
     pub growths_after_warmup: usize,
+}
+
+fn as_map<S: Serializer>(pairs: &[(&'static str, usize)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().copied())
 }
 
 impl Memory {
