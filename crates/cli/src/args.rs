@@ -306,14 +306,14 @@ pub struct BenchSubject {
     #[arg(long)]
     pub layers: Option<usize>,
     /// Tokens of a sequence.
-    #[arg(long, default_value_t = 2048)]
-    pub seq: usize,
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(2..=1 << 24))]
+    pub seq: u32,
     /// Tokens of a document; sequences are packed with them. Default: one document per sequence.
     #[arg(long)]
     pub doc_len: Option<usize>,
     /// Sequences of a micro-batch.
-    #[arg(long, default_value_t = 1)]
-    pub micro_batch: usize,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub micro_batch: u32,
     /// What is computed again in the backward pass (memory.recompute).
     #[arg(long)]
     pub recompute: Option<String>,
@@ -341,8 +341,8 @@ pub struct BenchStep {
     #[command(flatten)]
     pub subject: BenchSubject,
     /// Micro-batches of an optimizer step.
-    #[arg(long, default_value_t = 1)]
-    pub accumulate: usize,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub accumulate: u32,
     /// Timed steps.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub steps: u32,

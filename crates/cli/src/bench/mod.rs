@@ -65,9 +65,9 @@ fn rates(bench: &Bench) -> Option<Rates> {
     bench.device().map(|d| d.rates())
 }
 
-fn bench(subject: &BenchSubject, accumulate: usize, open: Open, started: Instant) -> anyhow::Result<Bench> {
+fn bench(subject: &BenchSubject, accumulate: u32, open: Open, started: Instant) -> anyhow::Result<Bench> {
     let arch = arch(&subject.model)?;
-    let resolved = Config::for_benchmark(&settings(subject, accumulate)?)?;
+    let resolved = Config::for_benchmark(&settings(subject, accumulate))?;
     let ops = open(resolved.config.train.deterministic)?;
     for notice in arch.notices.iter().chain(&resolved.notices) {
         eprintln!("note: {notice}");
@@ -77,20 +77,17 @@ fn bench(subject: &BenchSubject, accumulate: usize, open: Open, started: Instant
 }
 
 /// The arguments as configuration keys; `--set` comes last and wins.
-fn settings(subject: &BenchSubject, accumulate: usize) -> anyhow::Result<Vec<String>> {
-    if accumulate == 0 {
-        return Err(BadInput("--accumulate 0: a step has at least one micro-batch".into()).into());
-    }
+fn settings(subject: &BenchSubject, accumulate: u32) -> Vec<String> {
     let mut sets = vec![
         format!("data.seq_len={}", subject.seq),
         format!("train.micro_batch={}", subject.micro_batch),
-        format!("train.global_batch={}", subject.micro_batch.saturating_mul(accumulate)),
+        format!("train.global_batch={}", u64::from(subject.micro_batch) * u64::from(accumulate)),
     ];
     let types = [("dtype", subject.dtype), ("grads", subject.grads), ("moments", subject.moments)];
     sets.extend(types.iter().filter_map(|(key, dtype)| dtype.map(|d| format!("precision.{key}={}", d.key()))));
     sets.extend(subject.recompute.iter().map(|mode| format!("memory.recompute={mode}")));
     sets.extend(subject.sets.iter().cloned());
-    Ok(sets)
+    sets
 }
 
 /// The architecture of a folder, a file or a built-in name.
