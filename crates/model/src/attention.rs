@@ -141,7 +141,7 @@ impl Attention {
         work.out.run(&self.out, cx, grads)?;
         work.qkv.run(&self.qkv, cx, grads)?;
         if let (Some((wq, wk)), Some(w)) = (self.qk_norm, work.norm) {
-            let (dwq, dwk) = grads.pair_mut(wq, wk)?;
+            let (dwq, dwk) = grads.add_to_pair(cx.ops, wq, wk)?;
             let (rope, positions) = (cx.rope_table(), cx.positions());
             cx.ops.qk_norm_grad_weight(dwq, dwk, w.dq.view(), w.dk.view(), w.qkv.view(), w.rstd.view(), rope, positions)?;
         }

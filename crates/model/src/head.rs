@@ -62,7 +62,8 @@ impl Head {
             cx.ops.cross_entropy(losses, logits.view_mut(), targets, Some(weights))?;
             let dlogits = logits.view();
             cx.ops.gemm(dh.view_mut().slice_rows(rows), dlogits, Trans::No, w, Trans::No, Beta::Zero)?;
-            cx.ops.gemm(grads.get_mut(self.weight), dlogits, Trans::Yes, h, Trans::No, Beta::One)?;
+            let (dw, beta) = grads.sum_into(self.weight);
+            cx.ops.gemm(dw, dlogits, Trans::Yes, h, Trans::No, beta)?;
         }
         let (dselected, work) = self.norm.backward_input(cx, saved, dh, None)?;
         self.norm.backward_weight(cx, work, grads)?;

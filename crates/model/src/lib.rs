@@ -35,7 +35,7 @@ pub use cx::{Act, Cx, StatView};
 pub use declare::{Names, Place, declare};
 pub use embed::Embedding;
 pub use error::{Error, Result};
-pub use head::Head;
+pub use head::{CHUNK_ROWS, Head};
 pub use model::{Kept, Model, Objective, Outputs, Recompute, finish_aux, loss_sum, read_floats};
 pub use rope::RopeTables;
 pub use weights::{Grads, Weights, init_piece};

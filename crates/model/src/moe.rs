@@ -128,10 +128,12 @@ impl Moe {
     /// Adds the gradients of the router and of every expert.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
         let Work { x, dlogits, offsets, rows, dgate_up, act, dout } = work;
-        cx.ops.grouped_gemm(GroupedGemm::WeightGrad, grads.get_mut(self.down), dout.view(), act.view(), offsets.view())?;
-        cx.ops.grouped_gemm(GroupedGemm::WeightGrad, grads.get_mut(self.gate_up), dgate_up.view(), rows.view(), offsets.view())?;
+        let (dw, beta) = grads.sum_into(self.down);
+        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dout.view(), act.view(), offsets.view())?;
+        let (dw, beta) = grads.sum_into(self.gate_up);
+        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dgate_up.view(), rows.view(), offsets.view())?;
         let x = cx.to_stat(x.view())?;
-        let mut dw = grads.get_mut(self.router);
+        let mut dw = grads.add_to(cx.ops, self.router)?;
         if dw.dtype() == dlogits.dtype() {
             cx.ops.gemm(dw, dlogits.view(), Trans::Yes, x.view(), Trans::No, Beta::One)?;
         } else {

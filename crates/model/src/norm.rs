@@ -57,7 +57,7 @@ impl RmsNorm {
     /// `dw += ...`.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
         let Work { saved, dy } = work;
-        cx.ops.rms_norm_grad_weight(grads.get_mut(self.weight), dy.view(), saved.x.view(), saved.rstd.view())?;
+        cx.ops.rms_norm_grad_weight(grads.add_to(cx.ops, self.weight)?, dy.view(), saved.x.view(), saved.rstd.view())?;
         Ok(())
     }
 }

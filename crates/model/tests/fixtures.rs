@@ -151,7 +151,8 @@ impl Optimizer {
             let weight_decay = if s.model.params[id.0].decay { 0.1 } else { 0.0 };
             let constants = AdamW { lr: LR, beta1: 0.9, beta2: BETA2, eps: EPS, weight_decay, step: step as u64 };
             let weight = s.weights.get_mut(id).unwrap();
-            let state = AdamWState { weight, remainder: None, m: self.m.get_mut(id), v: self.v.get_mut(id) };
+            let (m, v) = (self.m.sum_into(id).0, self.v.sum_into(id).0);
+            let state = AdamWState { weight, remainder: None, m, v };
             s.ops.adamw(state, grads.get(id), clip.view(), constants).unwrap();
             let largest = host(&s.ops, grads.get(id)).iter().fold(0.0, |m: f64, g| m.max(g.abs()));
             let error = NOISE * largest * grad_scale;

@@ -39,8 +39,8 @@ pub enum GroupedGemm {
     Forward,
     /// `c[S, M] = a[S, N] . b[E, N, M]` per expert, overwritten.
     InputGrad,
-    /// `c[E, N, M] += a[S, N]^T . b[S, M]` per expert.
-    WeightGrad,
+    /// `c[E, N, M] = a[S, N]^T . b[S, M]` per expert, overwritten or accumulated; an expert without rows has the product 0.
+    WeightGrad(Beta),
 }
 
 /// Which load-balancing loss (facts and formulas: docs/NUMERICS.md).

@@ -191,7 +191,7 @@ fn moe(s: &mut Vec<Spec>) {
         c.grouped_gemm(GroupedGemm::InputGrad, o(), i[0], i[1], i[2])
     });
     spec!(s, "grouped_gemm", [w.clone()], [dy.clone(), x.clone(), offsets.clone()], |c, o, i| {
-        c.grouped_gemm(GroupedGemm::WeightGrad, o(), i[0], i[1], i[2])
+        c.grouped_gemm(GroupedGemm::WeightGrad(Beta::One), o(), i[0], i[1], i[2])
     });
 }
 

@@ -65,9 +65,10 @@ pub fn trainer(
 ) -> Result<(Trainer, Vec<String>)> {
     let arch = &source.arch;
     let mut model = Model::new(arch)?;
-    if config.memory.loss_chunk > 0 {
-        model.head.chunk_rows = config.memory.loss_chunk;
-    }
+    model.head.chunk_rows = match config.memory.loss_chunk {
+        0 => loss_chunk(arch, precision, &*ops),
+        rows => rows,
+    };
     let mut notices = arch.notices.clone();
     let host = match config.model.init {
         InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
@@ -84,6 +85,14 @@ pub fn trainer(
     let mut trainer = allocate(model, precision, adamw, settings, rope, ops)?;
     trainer.set_weights(host)?;
     Ok((trainer, notices))
+}
+
+/// Rows of logits that exist at once: each chunk reads and writes the gradient of the whole output matrix, so a GPU takes as many
+/// as fit a GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
+pub fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
+    let on_device = ops.dtypes()[0] == DType::BF16;
+    let fit = (1usize << 30) / (arch.vocab * precision.weights.size()).max(1);
+    if on_device { fit.next_multiple_of(256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
 }
 
 /// Weights (unspecified), gradients and moments of a model: everything that lives from the first step to the last.
