@@ -31,14 +31,7 @@ impl Weights {
 
     /// The F32 values of [`Weights::random`] in host memory, one tensor per parameter.
     pub fn random_host(params: &[Param], seed: u64) -> Vec<Tensor> {
-        let draw = |param: &Param| {
-            let mut host = vec![0f32; param.numel()];
-            for piece in &param.pieces {
-                init_piece(&mut host[piece.range.clone()], piece, 0, param.init, seed);
-            }
-            Tensor::from_vec(host, &param.shape)
-        };
-        params.iter().map(draw).collect()
+        params.iter().map(|param| Tensor::from_vec(draw(param, seed), &param.shape)).collect()
     }
 
     /// Weights from host tensors of type `dtype`, one per parameter and in its shape.
@@ -87,6 +80,33 @@ impl Weights {
         let name = &self.names[id.0];
         self.tensors[id.0].as_mut().map(Tensor::view_mut).ok_or_else(|| Error::MissingWeights(name.clone()))
     }
+}
+
+/// The starting values of a parameter, drawn on all cores.
+fn draw(param: &Param, seed: u64) -> Vec<f32> {
+    const CHUNK: usize = 1 << 16;
+    let mut host = vec![0f32; param.numel()];
+    let mut rest = host.as_mut_slice();
+    let mut jobs = Vec::new();
+    for piece in &param.pieces {
+        let (own, tail) = std::mem::take(&mut rest).split_at_mut(piece.range.len());
+        jobs.extend(own.chunks_mut(CHUNK).enumerate().map(|(i, out)| (piece, (i * CHUNK) as u64, out)));
+        rest = tail;
+    }
+    let threads = if jobs.len() < 4 { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
+    let queue = std::sync::Mutex::new(jobs);
+    let work = || {
+        loop {
+            let job = queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+            let Some((piece, first, out)) = job else { return };
+            init_piece(out, piece, first, param.init, seed);
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..threads).for_each(|_| drop(scope.spawn(work)));
+        work();
+    });
+    host
 }
 
 /// Fills `out` with the starting values of elements `first..first + out.len()` of a Hugging Face tensor.

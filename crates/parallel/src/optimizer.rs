@@ -107,10 +107,10 @@ impl Optimizer {
     }
 
     /// The exact value of a parameter in F32, where it differs from the weight: `None` says that the weight itself is exact.
-    pub fn master(&self, ops: &dyn Ops, index: usize, weight: &Tensor) -> Result<Option<Tensor>> {
+    pub fn master(&self, ops: &dyn Ops, index: usize, weight: View) -> Result<Option<Tensor>> {
         let Some(remainder) = self.remainders.get(index) else { return Ok(None) };
         let mut values = ops.alloc(DType::F32, weight.shape())?;
-        ops.master_join(values.view_mut(), weight.view(), remainder.view())?;
+        ops.master_join(values.view_mut(), weight, remainder.view())?;
         Ok(Some(values))
     }
 }

@@ -9,7 +9,7 @@
 use crate::golden::{floats, integers};
 use crate::precision::Precision;
 use crate::setup::allocate;
-use crate::slack::{Constants, Slack, host};
+use crate::slack::{Constants, Slack, exact, host};
 use crate::step::{Losses, Settings, Trainer};
 use crate::{Error, Result};
 use serde::Serialize;
@@ -229,7 +229,7 @@ fn compare_steps(trainer: &mut Trainer, golden: &Golden, names: &Names, report: 
             report.items.push(compare_scalars(name, &got, &want));
         }
     }
-    compare_named(golden, names, "trained/", report, |id| Ok((host(trainer, trainer.weights.get(id)?)?, Some(slack.of(id)))))
+    compare_named(golden, names, "trained/", report, |id| Ok((exact(trainer, id)?, Some(slack.of(id)))))
 }
 
 /// Compares gradients (`grad/`) or weights (`trained/`) under every name the file uses. `values` gives a parameter's elements
