@@ -136,6 +136,10 @@ pub trait Ops: Send + Sync {
     fn alloc(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
     /// A tensor of zeros.
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
+    /// As [`Ops::zeros`], in host memory that the backend's operations reach: slower, for what is touched once a step.
+    fn zeros_on_host(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.zeros(dtype, shape)
+    }
     /// A copy of a host view on this backend.
     #[allow(clippy::wrong_self_convention)]
     fn from_host(&self, x: View) -> Result<Tensor>;

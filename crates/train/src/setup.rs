@@ -5,9 +5,9 @@ use crate::step::{Settings, Trainer};
 use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
-use temper_config::{Arch, AuxLoss, Config, InitFrom, Resolved};
+use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
 use temper_data::{ChatTemplate, Dataset, Tokenizer};
-use temper_model::{Grads, Model, Recompute, RopeTables, Weights, param::ParamId};
+use temper_model::{Grads, Model, Parts, Recompute, RopeTables, Weights, param::ParamId};
 use temper_parallel::{AdamWConfig, Optimizer};
 use temper_tensor::{Balance, DType, Ops, Purpose};
 
@@ -112,9 +112,21 @@ pub fn allocate(
     ops.account(Purpose::Gradients);
     let grads = Grads::zeros(&model.params, precision.grads, &*ops)?;
     ops.account(Purpose::Optimizer);
-    let optimizer = Optimizer::new(&*ops, &model.params, precision.weights, precision.moments, adamw)?;
+    let optimizer = Optimizer::new(&*ops, &model.params, precision.weights, precision.moments, precision.offload, adamw)?;
     ops.account(before);
     Ok(Trainer { ops, model, weights, grads, optimizer, rope, settings })
+}
+
+/// The parts of a layer that selective recomputation drops.
+fn parts(chosen: &[RecomputePart]) -> Parts {
+    let has = |part| chosen.contains(&part);
+    Parts {
+        norm: has(RecomputePart::Norm),
+        act: has(RecomputePart::Act),
+        moe: has(RecomputePart::Moe),
+        mlp: has(RecomputePart::Mlp),
+        qkv: has(RecomputePart::Qkv),
+    }
 }
 
 /// What is minimised: the loss, and for models with experts the auxiliary losses.
@@ -135,6 +147,7 @@ fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
     };
     let recompute = match config.memory.recompute {
         temper_config::Recompute::None => Recompute::None,
+        temper_config::Recompute::Selective => Recompute::Selective(parts(&config.memory.recompute_parts)),
         temper_config::Recompute::Full => Recompute::Full,
     };
     Ok(Settings { reduction: train.loss_reduction, balance, z_coef: train.z_loss_coef, recompute })

@@ -134,7 +134,7 @@ pub fn verify(folder: &Path, golden: &Path, dtype: DType, ops: Arc<dyn Ops>) -> 
     let rope = RopeTables::new(&*ops, &arch, golden.len + 32, dtype)?;
     let aux = arch.moe.as_ref().map(|m| (Balance::Hf, if m.aux_in_loss { m.aux_coef } else { 0.0 }));
     let settings = Settings { reduction: LossReduction::Token, balance: aux, z_coef: 0.0, recompute: Recompute::None };
-    let precision = Precision { weights: dtype, grads: DType::F32, moments: DType::F32 };
+    let precision = Precision { weights: dtype, grads: DType::F32, moments: DType::F32, offload: false };
     let mut trainer = allocate(model, precision, ADAMW, settings, rope, ops)?;
     trainer.set_weights(tensors)?;
 

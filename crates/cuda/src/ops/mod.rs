@@ -51,6 +51,9 @@ impl Ops for Cuda {
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         elementwise::zeros(self, dtype, shape)
     }
+    fn zeros_on_host(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.pinned_zeros(dtype, shape)?)
+    }
     fn from_host(&self, x: View) -> Result<Tensor> {
         elementwise::from_host(self, x)
     }
