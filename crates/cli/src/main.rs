@@ -3,6 +3,7 @@
 #![deny(clippy::print_stdout)] // panics when the reader is gone; use `out::say`
 
 mod args;
+mod bench;
 mod checkpoint;
 mod data;
 mod exit;
@@ -10,6 +11,7 @@ mod generate;
 mod out;
 mod sft;
 mod table;
+mod trace;
 mod verify;
 
 use args::{Cli, Command, Device};
@@ -32,6 +34,7 @@ fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
         Command::Checkpoint(args) => checkpoint::run(args),
         Command::Generate(args) => generate::run(args, backend(cli, false)?),
         Command::Verify(args) => verify::run(args, backend(cli, false)?),
+        Command::Bench(args) => bench::run(args, &|deterministic| backend(cli, deterministic), started),
     }
 }
 

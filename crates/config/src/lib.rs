@@ -11,6 +11,7 @@
 //! `docs/CONFIG.md`. `hf` reads [`Arch`].
 
 mod arch;
+mod benchmark;
 mod check;
 mod choices;
 mod config;

@@ -10,7 +10,7 @@ use crate::recompute::Recompute;
 use crate::{Act, CachedStep, Cx, Embedding, Grads, Head, KvCache, Labels, Names, Result, RopeTables, Weights, declare};
 use std::ops::Range;
 use temper_config::Arch;
-use temper_tensor::{DType, Ops, Tensor};
+use temper_tensor::{DType, Ops, Phase, Tensor};
 
 /// A network. Holds no weights: those are in [`Weights`].
 pub struct Model {
@@ -77,8 +77,10 @@ impl Model {
         let mut stats = self.aux_stats(cx, &objective.aux)?;
         let x = self.embed.forward(cx)?;
         let (x, kept) = self.forward_layers(cx, all.clone(), x, stats.as_mut(), objective.recompute)?;
+        cx.ops.phase(Phase::Head)?;
         let (losses, dx) = self.head.forward_backward(cx, &x, objective.loss_scale, grads)?;
         drop(x);
+        cx.ops.phase(Phase::Backward)?;
         let (aux, aux_grad) = finish_aux(cx, stats, &objective.aux)?;
         let dx = self.backward_layers(cx, all, kept, dx, &aux_grad, grads)?;
         self.embed.backward_weight(cx, dx.view(), grads)?;

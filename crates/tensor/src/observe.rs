@@ -52,6 +52,69 @@ pub struct MemoryUse {
     pub reserved: usize,
     /// Times more of it was asked for.
     pub growths: usize,
+    /// All memory that there is; 0 where the backend cannot tell.
+    pub capacity: usize,
+}
+
+impl MemoryUse {
+    /// Counts bytes that are now in use.
+    pub fn take(&mut self, purpose: Purpose, bytes: usize) {
+        let i = purpose as usize;
+        self.now[i] += bytes;
+        self.peak[i] = self.peak[i].max(self.now[i]);
+        self.peak_total = self.peak_total.max(self.now.iter().sum());
+    }
+
+    /// Counts bytes that are no longer in use.
+    pub fn give(&mut self, purpose: Purpose, bytes: usize) {
+        self.now[purpose as usize] -= bytes;
+    }
+
+    /// Starts the peaks anew.
+    pub fn reset_peak(&mut self) {
+        self.peak = self.now;
+        self.peak_total = self.now.iter().sum();
+    }
+}
+
+/// A part of an optimizer step, for timing (see [`Ops::phase`](crate::Ops::phase)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// A step begins.
+    Begin,
+    /// Forward up to the head, with the upload of the tokens.
+    Forward,
+    /// Output matrix and loss, forward and backward.
+    Head,
+    /// Backward, with what is recomputed for it.
+    Backward,
+    /// Norm of the gradient.
+    Norm,
+    /// The optimizer's update.
+    Update,
+    /// The host reads the losses.
+    Report,
+    /// No step is under way.
+    Between,
+}
+
+impl Phase {
+    /// The phases of a step in order.
+    pub const ALL: [Phase; 7] = [Phase::Begin, Phase::Forward, Phase::Head, Phase::Backward, Phase::Norm, Phase::Update, Phase::Report];
+
+    /// Name for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Begin => "begin",
+            Phase::Forward => "forward",
+            Phase::Head => "head",
+            Phase::Backward => "backward",
+            Phase::Norm => "grad_norm",
+            Phase::Update => "optimizer",
+            Phase::Report => "report",
+            Phase::Between => "between",
+        }
+    }
 }
 
 /// A mark in a backend's order of work (see [`Ops::stamp`](crate::Ops::stamp)).

@@ -12,7 +12,7 @@
 //! Legend: T tokens of the packed batch, H hidden size, V vocabulary, D head size, Nq query heads, Nk key/value
 //! heads, I intermediate size, E experts, K experts per token, S = T*K routed rows, B sequences.
 
-use crate::{DType, MemoryUse, Purpose, Result, Stamp, Tensor, View, ViewMut};
+use crate::{DType, MemoryUse, Phase, Purpose, Result, Stamp, Tensor, View, ViewMut};
 
 /// How a matrix operand is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,6 +345,10 @@ pub trait Ops: Send + Sync {
     /// A mark in the backend's order of work, for timing.
     fn stamp(&self) -> Result<Box<dyn Stamp>> {
         Ok(Box::new(std::time::Instant::now()))
+    }
+    /// What comes next belongs to this part of a step. Only [`Traced`](crate::Traced) takes note.
+    fn phase(&self, _phase: Phase) -> Result<()> {
+        Ok(())
     }
     /// Waits until everything enqueued is done.
     fn wait(&self) -> Result<()> {

@@ -4,6 +4,8 @@
 //!
 //! Must not know: the command line, HTTP.
 
+pub mod bench;
+pub mod device;
 mod error;
 pub mod events;
 mod golden;
@@ -19,6 +21,7 @@ pub mod sft;
 mod slack;
 mod state;
 pub mod step;
+pub mod trace;
 pub mod verify;
 
 pub use error::{Error, Result};

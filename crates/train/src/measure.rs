@@ -1,6 +1,8 @@
 //! Model FLOPs and the memory of this process.
 
+use crate::device::Device;
 use temper_config::Arch;
+use temper_data::StepBatch;
 use temper_model::param::{Param, count};
 
 /// Counts the model FLOPs of a step (docs/NUMERICS.md, "Model FLOPs").
@@ -8,17 +10,30 @@ use temper_model::param::{Param, count};
 pub struct Flops {
     per_token: f64,
     per_token_and_position: f64,
+    /// The device's dense peak, where it is known.
+    peak: Option<f64>,
 }
 
 impl Flops {
-    /// For an architecture and its parameters.
-    pub fn new(arch: &Arch, params: &[Param]) -> Flops {
+    /// For an architecture and its parameters on a backend of this name.
+    pub fn new(arch: &Arch, params: &[Param], backend: &str) -> Flops {
         let (_, active) = count(arch, params);
         let look_up = if arch.tied { 0 } else { arch.vocab * arch.hidden };
         Flops {
             per_token: 6.0 * (active as f64 - look_up as f64),
             per_token_and_position: 6.0 * (arch.layers * arch.heads * arch.head_dim) as f64,
+            peak: Device::of(backend).map(|d| d.peak_flops),
         }
+    }
+
+    /// Share of the device's dense bf16 peak; none where that is not known.
+    pub fn mfu(&self, flops_per_s: f64) -> Option<f64> {
+        self.peak.map(|peak| flops_per_s / peak)
+    }
+
+    /// FLOPs of a step, documents of every micro-batch.
+    pub fn of_step(&self, batch: &StepBatch) -> f64 {
+        self.of(batch.micro.iter().flat_map(|m| m.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize)))
     }
 
     /// FLOPs of forward and backward over documents of these lengths.

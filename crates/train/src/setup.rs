@@ -64,11 +64,7 @@ pub fn trainer(
     ops: Arc<dyn Ops>,
 ) -> Result<(Trainer, Vec<String>)> {
     let arch = &source.arch;
-    let mut model = Model::new(arch)?;
-    model.head.chunk_rows = match config.memory.loss_chunk {
-        0 => loss_chunk(arch, precision, &*ops),
-        rows => rows,
-    };
+    let model = network(config, arch, precision, &*ops)?;
     let mut notices = arch.notices.clone();
     let host = match config.model.init {
         InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
@@ -78,21 +74,36 @@ pub fn trainer(
             tensors
         }
     };
-    let optim = &config.optim;
-    let adamw = AdamWConfig { betas: optim.betas, eps: optim.eps, weight_decay: optim.weight_decay, clip: optim.clip };
-    let settings = settings(config, arch)?;
-    let rope = RopeTables::new(&*ops, arch, longest.max(1), precision.weights)?;
-    let mut trainer = allocate(model, precision, adamw, settings, rope, ops)?;
+    let mut trainer = configured(config, model, precision, longest, ops)?;
     trainer.set_weights(host)?;
     Ok((trainer, notices))
 }
 
 /// Rows of logits that exist at once: each chunk reads and writes the gradient of the whole output matrix, so a GPU takes as many
 /// as fit a GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
-pub fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
+fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
     let on_device = ops.dtypes()[0] == DType::BF16;
     let fit = (1usize << 30) / (arch.vocab * precision.weights.size()).max(1);
     if on_device { fit.next_multiple_of(256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
+}
+
+/// The network of an architecture as the configuration wants it.
+pub(crate) fn network(config: &Config, arch: &Arch, precision: Precision, ops: &dyn Ops) -> Result<Model> {
+    let mut model = Model::new(arch)?;
+    model.head.chunk_rows = match config.memory.loss_chunk {
+        0 => loss_chunk(arch, precision, ops),
+        rows => rows,
+    };
+    Ok(model)
+}
+
+/// [`allocate`] as the configuration says, for documents of up to `longest` tokens.
+pub(crate) fn configured(config: &Config, model: Model, precision: Precision, longest: usize, ops: Arc<dyn Ops>) -> Result<Trainer> {
+    let optim = &config.optim;
+    let adamw = AdamWConfig { betas: optim.betas, eps: optim.eps, weight_decay: optim.weight_decay, clip: optim.clip };
+    let settings = settings(config, &model.arch)?;
+    let rope = RopeTables::new(&*ops, &model.arch, longest.max(1), precision.weights)?;
+    allocate(model, precision, adamw, settings, rope, ops)
 }
 
 /// Weights (unspecified), gradients and moments of a model: everything that lives from the first step to the last.

@@ -10,7 +10,7 @@ use temper_model::{
     AuxSettings, Batch, Cx, Grads, Model, Objective, Outputs, Recompute, RopeTables, Weights, diagnose::diagnose, loss_sum, read_floats,
 };
 use temper_parallel::{Optimizer, Settled};
-use temper_tensor::{Balance, DType, Ops};
+use temper_tensor::{Balance, DType, Ops, Phase};
 
 /// Everything a step reads and changes. All of it is allocated before the first step.
 pub struct Trainer {
@@ -84,20 +84,26 @@ impl Trainer {
     pub fn step(&mut self, batch: &StepBatch, lr: f64) -> Result<StepResult> {
         let ops = self.ops.clone();
         let done = self.accumulate(batch)?;
+        ops.phase(Phase::Norm)?;
         self.optimizer.measure(&*ops, &self.grads, done.iter().map(|d| d.outputs.losses.view()))?;
+        ops.phase(Phase::Update)?;
         self.optimizer.step(&*ops, &self.model.params, &mut self.weights, &self.grads, lr)?;
+        ops.phase(Phase::Report)?;
         let Losses { loss, aux_loss, z_loss } = self.report(&done)?;
         let Settled { grad_norm, updated } = self.optimizer.settle(&*ops)?;
+        ops.phase(Phase::Between)?;
         Ok(StepResult { loss, aux_loss, z_loss, grad_norm, updated })
     }
 
     /// Adds the gradients of a global batch up; nothing waits for the backend.
     pub fn accumulate(&mut self, batch: &StepBatch) -> Result<Vec<Done>> {
         let ops = self.ops.clone();
+        ops.phase(Phase::Begin)?;
         self.grads.begin();
         let scales = loss_scales(batch, self.settings.reduction);
         let mut done = Vec::with_capacity(batch.micro.len());
         for (micro, loss_scale) in batch.micro.iter().zip(scales) {
+            ops.phase(Phase::Forward)?;
             let tokens = upload(&*ops, micro, self.weights.dtype())?;
             let objective = Objective { loss_scale, aux: self.aux(batch.micro.len()), recompute: self.settings.recompute };
             let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &tokens };

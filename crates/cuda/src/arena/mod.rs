@@ -64,7 +64,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         let mut s = self.arena.lock();
         s.heap.give(self.offset, self.size);
-        s.usage.now[self.purpose as usize] -= self.size;
+        s.usage.give(self.purpose, self.size);
     }
 }
 
@@ -102,23 +102,18 @@ impl Arena {
                 s.heap.take(size).ok_or_else(|| self.out_of_memory(&s, size, purpose))?
             }
         };
-        let u = &mut s.usage;
-        u.now[purpose as usize] += size;
-        u.peak[purpose as usize] = u.peak[purpose as usize].max(u.now[purpose as usize]);
-        u.peak_total = u.peak_total.max(u.now.iter().sum());
+        s.usage.take(purpose, size);
         Ok(Block { arena: self.clone(), offset, size, purpose })
     }
 
     /// Bytes by purpose.
     pub fn usage(&self) -> MemoryUse {
-        self.lock().usage
+        MemoryUse { capacity: self.device.memory, ..self.lock().usage }
     }
 
     /// Starts the peaks anew.
     pub fn reset_peak(&self) {
-        let u = &mut self.lock().usage;
-        u.peak = u.now;
-        u.peak_total = u.now.iter().sum();
+        self.lock().usage.reset_peak();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -25,10 +25,10 @@ mod router;
 mod tasks;
 
 use crate::{
-    AdamW, AdamWState, Balance, Beta, DType, Error, GroupedGemm, Ops, PackedSeqs, PagedSeqs, Result, RopeTable, RouterGrad, Tensor, Trans,
-    View, ViewMut,
+    AdamW, AdamWState, Balance, Beta, DType, Error, GroupedGemm, MemoryUse, Ops, PackedSeqs, PagedSeqs, Purpose, Result, RopeTable,
+    RouterGrad, Tensor, Trans, View, ViewMut,
 };
-use pool::{Memory, Pool};
+use pool::Pool;
 use std::sync::Arc;
 
 /// The CPU backend, with its own threads and its own pool of buffers.
@@ -52,11 +52,6 @@ impl Cpu {
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads
-    }
-
-    /// Bytes of the tensors this backend made.
-    pub fn memory(&self) -> Memory {
-        self.buffers.memory()
     }
 
     /// Gives unused buffers back to the system.
@@ -311,5 +306,15 @@ impl Ops for Cpu {
     }
     fn master_join(&self, values: ViewMut, weight: View, remainder: View) -> Result<()> {
         optim::master_join(values, weight, remainder)
+    }
+
+    fn account(&self, purpose: Purpose) -> Purpose {
+        self.buffers.account(purpose)
+    }
+    fn memory(&self) -> Option<MemoryUse> {
+        Some(self.buffers.usage())
+    }
+    fn reset_memory_peak(&self) {
+        self.buffers.reset_peak();
     }
 }
