@@ -25,6 +25,8 @@ pub struct Head {
     pub chunk_rows: usize,
 }
 
+/// Rows of a tile of matrix products on GPUs.
+const TILE: usize = 256;
 /// Default of [`Head::chunk_rows`].
 pub const CHUNK_ROWS: usize = 512;
 
@@ -87,10 +89,12 @@ impl Head {
         Ok(logits)
     }
 
-    /// `0..rows` in equal parts of at most `chunk_rows`.
+    /// `0..rows` in nearly equal parts of at most `chunk_rows`, whole tiles of products where that makes no more parts.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let parts = rows.div_ceil(self.chunk_rows.max(1)).max(1);
         let size = rows.div_ceil(parts).max(1);
+        let tiles = size.next_multiple_of(TILE);
+        let size = if tiles <= self.chunk_rows { tiles } else { size };
         (0..rows).step_by(size).map(move |start| start..(start + size).min(rows))
     }
 

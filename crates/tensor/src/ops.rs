@@ -127,6 +127,10 @@ pub trait Ops: Send + Sync {
     /// Name for logs, for example `cpu (2 threads)`.
     fn name(&self) -> String;
 
+    /// Whether tensors lie in the memory of a device, apart from the host's.
+    fn on_device(&self) -> bool {
+        false
+    }
     /// Dtypes that weights and activations may have, the preferred one first.
     fn dtypes(&self) -> &'static [DType];
 

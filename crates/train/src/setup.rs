@@ -80,11 +80,10 @@ pub fn trainer(
 }
 
 /// Rows of logits that exist at once: each chunk reads and writes the gradient of the whole output matrix, so a GPU takes as many
-/// as fit a GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
+/// as fit 1.25 GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
 fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
-    let on_device = ops.dtypes()[0] == DType::BF16;
-    let fit = (1usize << 30) / (arch.vocab * precision.weights.size()).max(1);
-    if on_device { fit.next_multiple_of(256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
+    let fit = (5usize << 28) / (arch.vocab * precision.weights.size()).max(1);
+    if ops.on_device() { (fit / 256 * 256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
 }
 
 /// The network of an architecture as the configuration wants it.

@@ -41,6 +41,9 @@ impl Ops for Cuda {
         format!("cuda ({}, compute capability {a}.{b})", self.device.name)
     }
 
+    fn on_device(&self) -> bool {
+        true
+    }
     fn dtypes(&self) -> &'static [DType] {
         &[DType::BF16, DType::F32]
     }

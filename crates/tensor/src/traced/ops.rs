@@ -12,6 +12,9 @@ impl Ops for Traced {
     fn name(&self) -> String {
         self.inner.name()
     }
+    fn on_device(&self) -> bool {
+        self.inner.on_device()
+    }
     fn dtypes(&self) -> &'static [DType] {
         self.inner.dtypes()
     }
