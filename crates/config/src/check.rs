@@ -1,6 +1,6 @@
 //! Checks that take more than one value.
 
-use crate::choices::{AuxLoss, Schedule};
+use crate::choices::{AuxLoss, Recompute, Schedule};
 use crate::config::{Config, Span};
 use crate::error::{Error, Result};
 use crate::section::Reader;
@@ -88,6 +88,9 @@ fn idle(config: &Config, reader: &Reader) -> Vec<String> {
     }
     if config.train.aux_loss == AuxLoss::None {
         idle("train", "aux_loss_coef", "train.aux_loss is \"none\"");
+    }
+    if config.memory.recompute != Recompute::Selective {
+        idle("memory", "recompute_parts", "it belongs to memory.recompute = \"selective\"");
     }
     if !config.checkpoint.export {
         idle("checkpoint", "export_dtype", "checkpoint.export is false");

@@ -173,6 +173,11 @@ section! {
     "memory" Memory {
         /// What is computed again in the backward pass instead of being kept.
         recompute: Recompute = choice(Recompute::None);
+        /// What "selective" computes again, cheapest first: norm, act (passes over memory), qkv, mlp (products), moe (the experts).
+        recompute_parts: Vec<RecomputePart> = keys::recompute_parts();
+        /// Keep Adam's moments and the remainders of the weights in pinned host memory: 10 bytes a parameter less on the GPU, for a
+        /// slower update.
+        offload_optimizer: bool = flag(false);
         /// Rows of logits that exist at once; 0 chooses.
         loss_chunk: usize = count(0, 0..=LONGEST);
     }

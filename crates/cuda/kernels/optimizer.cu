@@ -76,5 +76,5 @@ KERNEL master_join(f32* x, bf16* w, short* rest, i64 n) {
 // factor[0] = min(1, limit / (sqrt(sum of squares) + 1e-6)), 1 without a limit, NaN when something is not finite: clipping without the host.
 KERNEL clip_factor(float* factor, const double* squares, const double* guard, float limit) {
   const double s = squares[0], g = guard[0];
-  factor[0] = !isfinite(s) || !isfinite(g) ? NAN : limit > 0.f ? fminf(1.f, (float)(limit / (sqrt(s) + 1e-6))) : 1.f;
+  factor[0] = !isfinite(s) || !isfinite(g) ? __int_as_float(0x7fffffff) : limit > 0.f ? fminf(1.f, (float)(limit / (sqrt(s) + 1e-6))) : 1.f;
 }

@@ -1,6 +1,6 @@
 //! [`Cuda`]: the open GPU with everything an operation needs.
 
-use crate::arena::{Arena, Block};
+use crate::arena::{Arena, Block, Pinned};
 use crate::device::Device;
 use crate::gemm::Gemm;
 use crate::kernels::{Compiler, Kernels};
@@ -107,7 +107,14 @@ impl Cuda {
         let purpose = Purpose::ALL[self.purpose.load(Ordering::Relaxed) as usize];
         let len: usize = shape.iter().product();
         let block = self.arena.take(len * dtype.size(), purpose)?;
-        Ok(Tensor::new(Buffer::Device(Box::new(CudaBuffer { block, dtype, len })), shape))
+        Ok(Tensor::new(Buffer::Device(Box::new(CudaBuffer { memory: Memory::Device(block), dtype, len })), shape))
+    }
+
+    /// Zeros in pinned host memory, which kernels and copies reach at the same address.
+    pub(crate) fn pinned_zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        let len: usize = shape.iter().product();
+        let pinned = Pinned::zeros(self.device.clone(), len * dtype.size())?;
+        Ok(Tensor::new(Buffer::Device(Box::new(CudaBuffer { memory: Memory::Host(pinned), dtype, len })), shape))
     }
 
     /// Scratch memory of one operation; it may be dropped as soon as the operation is enqueued.
@@ -116,9 +123,14 @@ impl Cuda {
     }
 }
 
-/// A tensor's memory on the GPU.
+enum Memory {
+    Device(Block),
+    Host(Pinned),
+}
+
+/// A tensor's memory, as the GPU reaches it.
 struct CudaBuffer {
-    block: Block,
+    memory: Memory,
     dtype: DType,
     len: usize,
 }
@@ -131,7 +143,10 @@ impl DeviceBuffer for CudaBuffer {
         self.len
     }
     fn address(&self) -> u64 {
-        self.block.address()
+        match &self.memory {
+            Memory::Device(block) => block.address(),
+            Memory::Host(pinned) => pinned.address(),
+        }
     }
     fn as_any(&self) -> &dyn Any {
         self

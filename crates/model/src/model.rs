@@ -6,6 +6,7 @@ use crate::aux::{AuxGrad, AuxLoss, AuxSettings, AuxStats};
 use crate::decoder::{self, DecoderLayer};
 use crate::norm::RmsNorm;
 use crate::param::Param;
+use crate::recompute::Recompute;
 use crate::{Act, CachedStep, Cx, Embedding, Grads, Head, KvCache, Labels, Names, Result, RopeTables, Weights, declare};
 use std::ops::Range;
 use temper_config::Arch;
@@ -23,16 +24,6 @@ pub struct Model {
     pub layers: Vec<DecoderLayer>,
     /// Last stage.
     pub head: Head,
-}
-
-/// What the forward pass keeps for the backward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Recompute {
-    /// All activations.
-    #[default]
-    None,
-    /// Only the input of each layer; its forward runs again just before its backward.
-    Full,
 }
 
 /// What one layer kept.
@@ -144,6 +135,7 @@ impl Model {
             count(cx, layer, &saved, stats.as_deref_mut())?;
             kept.push(match recompute {
                 Recompute::None => Kept::Saved(Box::new(saved)),
+                Recompute::Selective(parts) => Kept::Saved(Box::new(saved.without(parts))),
                 Recompute::Full => Kept::Input(x),
             });
             x = y;
@@ -163,7 +155,7 @@ impl Model {
     ) -> Result<Act> {
         for (layer, kept) in self.layers[range].iter().zip(kept).rev() {
             let saved = match kept {
-                Kept::Saved(saved) => *saved,
+                Kept::Saved(saved) => layer.complete(cx, *saved)?,
                 Kept::Input(x) => layer.forward(cx, &x)?.1,
             };
             let (d, work) = layer.backward_input(cx, saved, &dx, aux)?;

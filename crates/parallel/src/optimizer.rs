@@ -46,9 +46,10 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Zero moments of type `moments` for `params` with weights of type `weights`. Remainders start as zero:
-    /// see [`Optimizer::set_masters`].
-    pub fn new(ops: &dyn Ops, params: &[Param], weights: DType, moments: DType, config: AdamWConfig) -> Result<Optimizer> {
-        let zeros = |dtype: DType| params.iter().map(|p| ops.zeros(dtype, &p.shape)).collect::<Result<Vec<_>>>();
+    /// see [`Optimizer::set_master`]. With `offload` they all lie in host memory.
+    pub fn new(ops: &dyn Ops, params: &[Param], weights: DType, moments: DType, offload: bool, config: AdamWConfig) -> Result<Optimizer> {
+        let zero = |dtype, shape: &[usize]| if offload { ops.zeros_on_host(dtype, shape) } else { ops.zeros(dtype, shape) };
+        let zeros = |dtype: DType| params.iter().map(|p| zero(dtype, &p.shape)).collect::<Result<Vec<_>>>();
         Ok(Optimizer {
             config,
             exp_avg: zeros(moments)?,
@@ -107,10 +108,10 @@ impl Optimizer {
     }
 
     /// The exact value of a parameter in F32, where it differs from the weight: `None` says that the weight itself is exact.
-    pub fn master(&self, ops: &dyn Ops, index: usize, weight: &Tensor) -> Result<Option<Tensor>> {
+    pub fn master(&self, ops: &dyn Ops, index: usize, weight: View) -> Result<Option<Tensor>> {
         let Some(remainder) = self.remainders.get(index) else { return Ok(None) };
         let mut values = ops.alloc(DType::F32, weight.shape())?;
-        ops.master_join(values.view_mut(), weight.view(), remainder.view())?;
+        ops.master_join(values.view_mut(), weight, remainder.view())?;
         Ok(Some(values))
     }
 }

@@ -80,8 +80,8 @@ impl MemoryUse {
 /// A part of an optimizer step, for timing (see [`Ops::phase`](crate::Ops::phase)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Gradients to zero.
-    Clear,
+    /// A step begins.
+    Begin,
     /// Forward up to the head, with the upload of the tokens.
     Forward,
     /// Output matrix and loss, forward and backward.
@@ -100,12 +100,12 @@ pub enum Phase {
 
 impl Phase {
     /// The phases of a step in order.
-    pub const ALL: [Phase; 7] = [Phase::Clear, Phase::Forward, Phase::Head, Phase::Backward, Phase::Norm, Phase::Update, Phase::Report];
+    pub const ALL: [Phase; 7] = [Phase::Begin, Phase::Forward, Phase::Head, Phase::Backward, Phase::Norm, Phase::Update, Phase::Report];
 
     /// Name for reports.
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Clear => "clear",
+            Phase::Begin => "begin",
             Phase::Forward => "forward",
             Phase::Head => "head",
             Phase::Backward => "backward",

@@ -39,8 +39,8 @@ pub enum GroupedGemm {
     Forward,
     /// `c[S, M] = a[S, N] . b[E, N, M]` per expert, overwritten.
     InputGrad,
-    /// `c[E, N, M] += a[S, N]^T . b[S, M]` per expert.
-    WeightGrad,
+    /// `c[E, N, M] = a[S, N]^T . b[S, M]` per expert, overwritten or accumulated; an expert without rows has the product 0.
+    WeightGrad(Beta),
 }
 
 /// Which load-balancing loss (facts and formulas: docs/NUMERICS.md).
@@ -127,6 +127,10 @@ pub trait Ops: Send + Sync {
     /// Name for logs, for example `cpu (2 threads)`.
     fn name(&self) -> String;
 
+    /// Whether tensors lie in the memory of a device, apart from the host's.
+    fn on_device(&self) -> bool {
+        false
+    }
     /// Dtypes that weights and activations may have, the preferred one first.
     fn dtypes(&self) -> &'static [DType];
 
@@ -136,6 +140,10 @@ pub trait Ops: Send + Sync {
     fn alloc(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
     /// A tensor of zeros.
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
+    /// As [`Ops::zeros`], in host memory that the backend's operations reach: slower, for what is touched once a step.
+    fn zeros_on_host(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.zeros(dtype, shape)
+    }
     /// A copy of a host view on this backend.
     #[allow(clippy::wrong_self_convention)]
     fn from_host(&self, x: View) -> Result<Tensor>;

@@ -83,7 +83,6 @@ fn dense(s: &mut Vec<Spec>) {
     });
     spec!(s, "sum_squares", [f64s(&[1])], [free(float(&[3, 4]))], |c, o, i| c.sum_squares(o(), i[0]));
     spec!(s, "count_non_finite", [int(&[0], &[1])], [free(float(&[7]))], |c, o, i| c.count_non_finite(o(), i[0]));
-    spec!(s, "clip_factor", [float(&[1])], [f64s(&[1]), f64s(&[1])], |c, o, i| c.clip_factor(o(), i[0], i[1], 1.0));
     spec!(s, "adamw", [x.clone(), x.clone(), x.clone()], [x.clone(), float(&[1])], |c, o, i| {
         let step = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 1e-8, weight_decay: 0.0, step: 1 };
         c.adamw(AdamWState { weight: o(), remainder: None, m: o(), v: o() }, i[0], i[1], step)
@@ -192,7 +191,7 @@ fn moe(s: &mut Vec<Spec>) {
         c.grouped_gemm(GroupedGemm::InputGrad, o(), i[0], i[1], i[2])
     });
     spec!(s, "grouped_gemm", [w.clone()], [dy.clone(), x.clone(), offsets.clone()], |c, o, i| {
-        c.grouped_gemm(GroupedGemm::WeightGrad, o(), i[0], i[1], i[2])
+        c.grouped_gemm(GroupedGemm::WeightGrad(Beta::One), o(), i[0], i[1], i[2])
     });
 }
 

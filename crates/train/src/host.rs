@@ -35,7 +35,7 @@ impl Trainer {
         let tensors: Vec<&Tensor> = self.weights.iter().collect();
         let mut copies = Vec::with_capacity(tensors.len());
         for (i, t) in tensors.iter().enumerate() {
-            copies.push(match self.optimizer.master(&*self.ops, i, t)? {
+            copies.push(match self.optimizer.master(&*self.ops, i, t.view())? {
                 Some(master) => fetch(&*self.ops, &master)?.or(Some(master)),
                 None => fetch(&*self.ops, t)?,
             });

@@ -4,6 +4,7 @@ use crate::device::Device;
 use temper_config::Arch;
 use temper_data::StepBatch;
 use temper_model::param::{Param, count};
+use temper_tensor::Ops;
 
 /// Counts the model FLOPs of a step (docs/NUMERICS.md, "Model FLOPs").
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +43,11 @@ impl Flops {
     }
 }
 
-/// Largest resident memory of this process so far, in bytes; 0 where the system does not tell.
-pub fn peak_memory() -> u64 {
+/// Most memory used so far, in bytes: of the device where there is one, else of this process (0 where the system does not tell).
+pub fn peak_memory(ops: &dyn Ops) -> u64 {
+    if ops.on_device() {
+        return ops.memory().map_or(0, |m| m.reserved as u64);
+    }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024

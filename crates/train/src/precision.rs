@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use temper_config::{FloatType, Resolved};
 use temper_tensor::{DType, Ops};
 
-/// Types of what a run holds.
+/// Types of what a run holds, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
     /// Weights and activations.
@@ -13,6 +13,8 @@ pub struct Precision {
     pub grads: DType,
     /// Adam's moments.
     pub moments: DType,
+    /// Moments and remainders lie in host memory.
+    pub offload: bool,
 }
 
 /// The tensor type of a configured one.
@@ -26,7 +28,7 @@ pub fn dtype_of(float: FloatType) -> DType {
 impl Precision {
     /// All of one type.
     pub fn uniform(dtype: DType) -> Precision {
-        Precision { weights: dtype, grads: dtype, moments: dtype }
+        Precision { weights: dtype, grads: dtype, moments: dtype, offload: false }
     }
 
     /// The types of a run; writes what was chosen for "auto", and why, into the configuration.
@@ -45,7 +47,8 @@ impl Precision {
                 preferred
             }
         };
-        let precision = Precision { weights, grads: dtype_of(wanted.grads), moments: dtype_of(wanted.moments) };
+        let offload = resolved.config.memory.offload_optimizer;
+        let precision = Precision { weights, grads: dtype_of(wanted.grads), moments: dtype_of(wanted.moments), offload };
         for (key, dtype) in [("dtype", precision.weights), ("grads", precision.grads), ("moments", precision.moments)] {
             if !ops.dtypes().contains(&dtype) {
                 let name = ops.name();

@@ -5,9 +5,9 @@ use crate::step::{Settings, Trainer};
 use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
-use temper_config::{Arch, AuxLoss, Config, InitFrom, Resolved};
+use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
 use temper_data::{ChatTemplate, Dataset, Tokenizer};
-use temper_model::{Grads, Model, Recompute, RopeTables, Weights, param::ParamId};
+use temper_model::{Grads, Model, Parts, Recompute, RopeTables, Weights, param::ParamId};
 use temper_parallel::{AdamWConfig, Optimizer};
 use temper_tensor::{Balance, DType, Ops, Purpose};
 
@@ -64,7 +64,7 @@ pub fn trainer(
     ops: Arc<dyn Ops>,
 ) -> Result<(Trainer, Vec<String>)> {
     let arch = &source.arch;
-    let model = network(config, arch)?;
+    let model = network(config, arch, precision, &*ops)?;
     let mut notices = arch.notices.clone();
     let host = match config.model.init {
         InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
@@ -79,12 +79,20 @@ pub fn trainer(
     Ok((trainer, notices))
 }
 
+/// Rows of logits that exist at once: each chunk reads and writes the gradient of the whole output matrix, so a GPU takes as many
+/// as fit 1.25 GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
+fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
+    let fit = (5usize << 28) / (arch.vocab * precision.weights.size()).max(1);
+    if ops.on_device() { (fit / 256 * 256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
+}
+
 /// The network of an architecture as the configuration wants it.
-pub(crate) fn network(config: &Config, arch: &Arch) -> Result<Model> {
+pub(crate) fn network(config: &Config, arch: &Arch, precision: Precision, ops: &dyn Ops) -> Result<Model> {
     let mut model = Model::new(arch)?;
-    if config.memory.loss_chunk > 0 {
-        model.head.chunk_rows = config.memory.loss_chunk;
-    }
+    model.head.chunk_rows = match config.memory.loss_chunk {
+        0 => loss_chunk(arch, precision, ops),
+        rows => rows,
+    };
     Ok(model)
 }
 
@@ -114,9 +122,21 @@ pub fn allocate(
     ops.account(Purpose::Gradients);
     let grads = Grads::zeros(&model.params, precision.grads, &*ops)?;
     ops.account(Purpose::Optimizer);
-    let optimizer = Optimizer::new(&*ops, &model.params, precision.weights, precision.moments, adamw)?;
+    let optimizer = Optimizer::new(&*ops, &model.params, precision.weights, precision.moments, precision.offload, adamw)?;
     ops.account(before);
     Ok(Trainer { ops, model, weights, grads, optimizer, rope, settings })
+}
+
+/// The parts of a layer that selective recomputation drops.
+fn parts(chosen: &[RecomputePart]) -> Parts {
+    let has = |part| chosen.contains(&part);
+    Parts {
+        norm: has(RecomputePart::Norm),
+        act: has(RecomputePart::Act),
+        moe: has(RecomputePart::Moe),
+        mlp: has(RecomputePart::Mlp),
+        qkv: has(RecomputePart::Qkv),
+    }
 }
 
 /// What is minimised: the loss, and for models with experts the auxiliary losses.
@@ -137,6 +157,7 @@ fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
     };
     let recompute = match config.memory.recompute {
         temper_config::Recompute::None => Recompute::None,
+        temper_config::Recompute::Selective => Recompute::Selective(parts(&config.memory.recompute_parts)),
         temper_config::Recompute::Full => Recompute::Full,
     };
     Ok(Settings { reduction: train.loss_reduction, balance, z_coef: train.z_loss_coef, recompute })

@@ -35,7 +35,15 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         run.state.lr = lr;
         end.tokens += batch.tokens() as u64;
         end.loss = done.loss;
-        sink.event(&Event::Step(step_event(step, &batch, &done, lr, &flops, clock.elapsed().as_secs_f64())));
+        sink.event(&Event::Step(step_event(
+            step,
+            &batch,
+            &done,
+            lr,
+            &flops,
+            peak_memory(&*run.trainer.ops),
+            clock.elapsed().as_secs_f64(),
+        )));
 
         let last = step == run.state.steps;
         if due(step, run.config().train.eval_every) || last {
@@ -64,7 +72,7 @@ fn skip_or_stop(run: &mut Run, step: usize, batch: &StepBatch, done: &StepResult
     Ok(())
 }
 
-fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops: &Flops, wall_s: f64) -> Step {
+fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops: &Flops, mem_peak_bytes: u64, wall_s: f64) -> Step {
     let flops_per_s = flops.of_step(batch) / wall_s;
     Step {
         step,
@@ -79,7 +87,7 @@ fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops:
         tokens_per_s: batch.tokens() as f64 / wall_s,
         model_tflops: flops_per_s / 1e12,
         mfu: flops.mfu(flops_per_s),
-        mem_peak_bytes: peak_memory(),
+        mem_peak_bytes,
         wall_s,
         skipped: !done.updated,
     }

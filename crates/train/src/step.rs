@@ -98,8 +98,8 @@ impl Trainer {
     /// Adds the gradients of a global batch up; nothing waits for the backend.
     pub fn accumulate(&mut self, batch: &StepBatch) -> Result<Vec<Done>> {
         let ops = self.ops.clone();
-        ops.phase(Phase::Clear)?;
-        self.grads.clear(&*ops)?;
+        ops.phase(Phase::Begin)?;
+        self.grads.begin();
         let scales = loss_scales(batch, self.settings.reduction);
         let mut done = Vec::with_capacity(batch.micro.len());
         for (micro, loss_scale) in batch.micro.iter().zip(scales) {
@@ -110,6 +110,7 @@ impl Trainer {
             let outputs = self.model.forward_backward(&cx, &mut self.grads, &objective)?;
             done.push(Done { outputs, batch: tokens, loss_scale });
         }
+        self.grads.settle(&*ops)?;
         Ok(done)
     }
 

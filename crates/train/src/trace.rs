@@ -39,9 +39,9 @@ pub fn chrome(recording: &Recording, first_step: usize) -> Value {
     json!({ "displayTimeUnit": "ms", "traceEvents": events })
 }
 
-/// Whole steps: from each [`Phase::Clear`] to the last phase before the next.
+/// Whole steps: from each [`Phase::Begin`] to the last phase before the next.
 fn steps(phases: &[Timed<Phase>]) -> impl Iterator<Item = Timed<()>> + '_ {
-    phases.chunk_by(|_, next| next.what != Phase::Clear).map(|step| {
+    phases.chunk_by(|_, next| next.what != Phase::Begin).map(|step| {
         let whole = |side: fn(&Timed<Phase>) -> Span| Span {
             start: step.first().map_or(0.0, |p| side(p).start),
             end: step.last().map_or(0.0, |p| side(p).end),
@@ -102,7 +102,7 @@ mod tests {
         let mut c = traced.zeros(temper_tensor::DType::F32, &[64, 64]).unwrap();
         traced.start(Level::Operations).unwrap();
         for _ in 0..2 {
-            for phase in [Phase::Clear, Phase::Forward, Phase::Backward, Phase::Between] {
+            for phase in [Phase::Begin, Phase::Forward, Phase::Backward, Phase::Between] {
                 traced.phase(phase).unwrap();
                 traced.add(c.view_mut(), View::host(&a, &[64, 64]), View::host(&b, &[64, 64])).unwrap();
             }

@@ -9,7 +9,7 @@
 use crate::golden::{floats, integers};
 use crate::precision::Precision;
 use crate::setup::allocate;
-use crate::slack::{Constants, Slack, host};
+use crate::slack::{Constants, Slack, exact, host};
 use crate::step::{Losses, Settings, Trainer};
 use crate::{Error, Result};
 use serde::Serialize;
@@ -134,7 +134,7 @@ pub fn verify(folder: &Path, golden: &Path, dtype: DType, ops: Arc<dyn Ops>) -> 
     let rope = RopeTables::new(&*ops, &arch, golden.len + 32, dtype)?;
     let aux = arch.moe.as_ref().map(|m| (Balance::Hf, if m.aux_in_loss { m.aux_coef } else { 0.0 }));
     let settings = Settings { reduction: LossReduction::Token, balance: aux, z_coef: 0.0, recompute: Recompute::None };
-    let precision = Precision { weights: dtype, grads: DType::F32, moments: DType::F32 };
+    let precision = Precision { weights: dtype, grads: DType::F32, moments: DType::F32, offload: false };
     let mut trainer = allocate(model, precision, ADAMW, settings, rope, ops)?;
     trainer.set_weights(tensors)?;
 
@@ -229,7 +229,7 @@ fn compare_steps(trainer: &mut Trainer, golden: &Golden, names: &Names, report: 
             report.items.push(compare_scalars(name, &got, &want));
         }
     }
-    compare_named(golden, names, "trained/", report, |id| Ok((host(trainer, trainer.weights.get(id)?)?, Some(slack.of(id)))))
+    compare_named(golden, names, "trained/", report, |id| Ok((exact(trainer, id)?, Some(slack.of(id)))))
 }
 
 /// Compares gradients (`grad/`) or weights (`trained/`) under every name the file uses. `values` gives a parameter's elements

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // calls into the driver
 
 mod heap;
+mod pinned;
 mod staging;
 
 use crate::device::Device;
@@ -12,6 +13,7 @@ use crate::error::OutOfMemory;
 use crate::sys::driver::*;
 use crate::{Error, Result};
 use heap::Heap;
+pub use pinned::Pinned;
 pub use staging::Staging;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use temper_tensor::{MemoryUse, Purpose};

@@ -41,6 +41,9 @@ impl Ops for Cuda {
         format!("cuda ({}, compute capability {a}.{b})", self.device.name)
     }
 
+    fn on_device(&self) -> bool {
+        true
+    }
     fn dtypes(&self) -> &'static [DType] {
         &[DType::BF16, DType::F32]
     }
@@ -50,6 +53,9 @@ impl Ops for Cuda {
     }
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         elementwise::zeros(self, dtype, shape)
+    }
+    fn zeros_on_host(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.pinned_zeros(dtype, shape)?)
     }
     fn from_host(&self, x: View) -> Result<Tensor> {
         elementwise::from_host(self, x)

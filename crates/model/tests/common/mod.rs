@@ -1,6 +1,8 @@
 //! What the tests of the networks share: tiny architectures, batches, and tensors from safetensors files.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod adam;
+
 use std::path::{Path, PathBuf};
 use temper_config::{Arch, ModelType, Moe};
 use temper_model::param::{Param, ParamId};

@@ -147,12 +147,13 @@ pub(crate) fn grouped_gemm(kind: GroupedGemm, c: &ViewMut, a: View, b: View, off
     let (form, [e, n, m]) = match kind {
         GroupedGemm::Forward => ("forward", of(b.shape())),
         GroupedGemm::InputGrad => ("input grad", of(b.shape())),
-        GroupedGemm::WeightGrad => ("weight grad", of(c.shape())),
+        GroupedGemm::WeightGrad(Beta::Zero) => ("weight grad =", of(c.shape())),
+        GroupedGemm::WeightGrad(Beta::One) => ("weight grad +=", of(c.shape())),
     };
     let s = a.rows();
     let call = Call::shaped("grouped_gemm", a.dtype(), &[s, e, n, m]).form(form).read(a).read(b).read(offsets);
     let call = call.flops(2.0 * s as f64 * n as f64 * m as f64);
-    if kind == GroupedGemm::WeightGrad { call.update(c) } else { call.write(c) }
+    if kind == GroupedGemm::WeightGrad(Beta::One) { call.update(c) } else { call.write(c) }
 }
 
 /// Causal attention without its operands: `products` of one token's D numbers for every query and the keys it sees (forward 2, backward 5).
@@ -230,7 +231,7 @@ mod tests {
         assert_eq!(call.flops, 2.0 * 96.0 * 48.0 * 32.0);
         assert_eq!(call.bytes, 2.0 * (96.0 * 32.0 + 4.0 * 48.0 * 32.0 + 96.0 * 48.0) + 20.0);
         let mut dw = zeros(&[4, 48, 32]);
-        let grad = grouped_gemm(GroupedGemm::WeightGrad, &dw.view_mut(), c.view(), a.view(), offsets.view());
+        let grad = grouped_gemm(GroupedGemm::WeightGrad(Beta::One), &dw.view_mut(), c.view(), a.view(), offsets.view());
         assert_eq!((grad.flops, grad.dims()), (call.flops, &[96, 4, 48, 32][..]));
     }
 

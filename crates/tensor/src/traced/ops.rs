@@ -12,6 +12,9 @@ impl Ops for Traced {
     fn name(&self) -> String {
         self.inner.name()
     }
+    fn on_device(&self) -> bool {
+        self.inner.on_device()
+    }
     fn dtypes(&self) -> &'static [DType] {
         self.inner.dtypes()
     }
@@ -21,6 +24,9 @@ impl Ops for Traced {
     }
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         self.run(Call::shaped("zeros", dtype, shape).writes_shape(), |o| o.zeros(dtype, shape))
+    }
+    fn zeros_on_host(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.run(Call::shaped("zeros_on_host", dtype, shape).writes_shape(), |o| o.zeros_on_host(dtype, shape))
     }
     fn from_host(&self, x: View) -> Result<Tensor> {
         self.run(call("from_host", x).read(x), |o| o.from_host(x))

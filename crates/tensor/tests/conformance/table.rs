@@ -61,7 +61,7 @@ pub fn cases() -> Vec<Case> {
     case!(attention::paged, &[(1, 1)], 1, 1, 2, 4);
     case!(attention::paged, &[(1, 9), (0, 3), (5, 5), (3, 20)], 4, 2, 8, 4);
     case!(attention::paged, &[(1, 300), (1, 77)], 6, 2, 16, 16);
-    for kind in [GroupedGemm::Forward, GroupedGemm::InputGrad, GroupedGemm::WeightGrad] {
+    for kind in [GroupedGemm::Forward, GroupedGemm::InputGrad, GroupedGemm::WeightGrad(Beta::One), GroupedGemm::WeightGrad(Beta::Zero)] {
         for sizes in [&[0][..], &[3], &[0, 5, 0, 1, 9, 0], &[300, 2, 0, 270]] {
             case!(moe::grouped_gemm, kind, sizes, 37, 20);
         }

@@ -59,7 +59,7 @@ impl Bench {
         let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
         let work = work(config, options, precision)?;
-        let model = setup::network(config, &arch)?;
+        let model = setup::network(config, &arch, precision, &*ops)?;
         must_fit(&model, &work, precision, &*ops)?;
         let batch = input::batch(&work, arch.vocab, config.train.seed);
         let traced = Arc::new(Traced::new(ops));
