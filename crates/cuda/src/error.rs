@@ -105,12 +105,19 @@ fn remedy(purpose: Purpose) -> &'static str {
             "Set precision.dtype = \"bfloat16\" if it is not, else the model is too large for this GPU: take a smaller one (or fewer layers in a benchmark)"
         }
         Purpose::Gradients | Purpose::Optimizer => {
-            "This does not depend on the batch: set precision.moments = \"bfloat16\" (saves 4 bytes a parameter) and precision.grads = \"bfloat16\" (saves 2), or take a smaller model"
+            "This does not depend on the batch: set precision.moments = \"bfloat16\" (saves 4 bytes a parameter), precision.grads = \"bfloat16\" (saves 2) or \
+             memory.offload_optimizer = true (saves 10), or take a smaller model"
         }
         Purpose::Activations | Purpose::Workspace | Purpose::Communication => {
-            "Lower train.micro_batch (with train.global_batch kept, the result is the same), set memory.recompute = \"full\", lower memory.loss_chunk or \
-             data.seq_len; bfloat16 in precision.grads and precision.moments makes room too"
+            "Lower train.micro_batch (with train.global_batch kept, the result is the same), set memory.recompute = \"selective\" or \"full\", lower \
+             memory.loss_chunk or data.seq_len; memory.offload_optimizer = true and bfloat16 in precision.grads and precision.moments make room too"
         }
+    }
+}
+
+impl From<Error> for temper_tensor::Error {
+    fn from(e: Error) -> temper_tensor::Error {
+        temper_tensor::Error::Backend(e.to_string())
     }
 }
 
@@ -135,11 +142,5 @@ mod tests {
                 assert!(text.contains(part), "{part}: {text}");
             }
         }
-    }
-}
-
-impl From<Error> for temper_tensor::Error {
-    fn from(e: Error) -> temper_tensor::Error {
-        temper_tensor::Error::Backend(e.to_string())
     }
 }

@@ -15,11 +15,12 @@ pub fn subject(shape: &Shape, work: &Work) -> String {
     format!(
         "model       {name}, {layers} layers of width {hidden}, {} parameters{active}\n\
          step        {accumulate} micro-batch(es) of {micro_batch} x {seq_len} tokens{packed} = {tokens} tokens\n\
-         types       weights {}, gradients {}, moments {}, recompute {}",
+         types       weights {}, gradients {}, moments {}{}, recompute {}",
         billions(*params),
         work.dtype,
         work.grads,
         work.moments,
+        if work.offload_optimizer { " (in host memory)" } else { "" },
         serde_json::to_value(work.recompute).ok().as_ref().and_then(|v| v.as_str()).unwrap_or("?"),
     )
 }

@@ -76,7 +76,8 @@ mod tests {
     fn work(seq_len: usize, micro_batch: usize, accumulate: usize, doc_len: usize) -> Work {
         let tokens = seq_len * micro_batch * accumulate;
         let recompute = temper_config::Recompute::None;
-        Work { seq_len, micro_batch, accumulate, doc_len, tokens, recompute, dtype: "float32", grads: "float32", moments: "float32" }
+        let (dtype, grads, moments) = ("float32", "float32", "float32");
+        Work { seq_len, micro_batch, accumulate, doc_len, tokens, recompute, dtype, grads, moments, offload_optimizer: false }
     }
 
     #[test]

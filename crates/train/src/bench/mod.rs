@@ -191,6 +191,7 @@ fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work
         dtype: precision.weights.name(),
         grads: precision.grads.name(),
         moments: precision.moments.name(),
+        offload_optimizer: precision.offload,
     })
 }
 
@@ -199,14 +200,15 @@ fn must_fit(model: &Model, work: &Work, precision: Precision, ops: &dyn Ops) -> 
     let capacity = ops.memory().map_or(0, |m| m.capacity);
     let params: u128 = model.params.iter().map(|p| p.numel() as u128).sum();
     let remainder = if precision.weights == DType::BF16 { 2 } else { 0 };
-    let each = precision.weights.size() + remainder + precision.grads.size() + 2 * precision.moments.size();
+    let optimizer = if precision.offload && ops.on_device() { 0 } else { remainder + 2 * precision.moments.size() };
+    let each = precision.weights.size() + precision.grads.size() + optimizer;
     let kept = (work.seq_len * work.micro_batch) as u128 * (model.arch.hidden * precision.weights.size() * model.layers.len()) as u128;
     let needed = params * each as u128 + kept;
     if capacity > 0 && needed > capacity as u128 {
         let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
-        let types = if precision.weights == DType::BF16 { ", or set --grads and --moments to bf16" } else { "" };
+        let smaller = if ops.on_device() { ", set --grads and --moments to bf16, or --set memory.offload_optimizer=true" } else { "" };
         return Err(Error::Input(format!(
-            "{} has {:.1} GiB, but {:.2}e9 parameters with gradients and moments ({each} bytes each) and the inputs of {} layers take at least {:.1} GiB. Lower --layers, --seq or --micro-batch{types}",
+            "{} has {:.1} GiB, but {:.2}e9 parameters with what training adds ({each} bytes each) and the inputs of {} layers take at least {:.1} GiB. Lower --layers, --seq or --micro-batch{smaller}",
             ops.name(),
             gib(capacity as u128),
             params as f64 / 1e9,

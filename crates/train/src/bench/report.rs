@@ -50,6 +50,8 @@ pub struct Work {
     pub grads: &'static str,
     /// Type of Adam's moments.
     pub moments: &'static str,
+    /// Whether Adam's state lies in host memory.
+    pub offload_optimizer: bool,
 }
 
 /// Several measurements of one thing.
