@@ -13,6 +13,8 @@ use std::{
 
 /// Unused bytes a pool keeps whatever is in use.
 const ALWAYS_KEPT: usize = 64 << 20;
+/// Buffers start at a line of the cache, so that no vector of a row straddles two.
+const ALIGNMENT: usize = 64;
 
 /// Bytes of the buffers of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +61,7 @@ impl Pool {
         if len == 0 {
             return Some(Pooled::unpooled(Vec::new()));
         }
-        let class = class(len);
+        let class = class(len) + ALIGNMENT / size_of::<T>();
         let bytes = class * size_of::<T>();
         let mut state = self.lock();
         let hit = state.free.get_mut(&(TypeId::of::<T>(), class)).and_then(Vec::pop).and_then(|b| b.downcast::<Vec<T>>().ok());
@@ -78,7 +80,9 @@ impl Pool {
         state.memory.current += bytes;
         state.most_used = state.most_used.max(state.memory.current);
         state.memory.peak = state.memory.peak.max(state.memory.current + state.memory.unused);
-        Some(Pooled { data, len, home: Arc::downgrade(self) })
+        // Never beyond the room made for it.
+        let start = data.as_ptr().align_offset(ALIGNMENT).min(class - len);
+        Some(Pooled { data, start, len, home: Arc::downgrade(self) })
     }
 
     /// Gives all free buffers back to the system.
@@ -98,8 +102,9 @@ impl Pool {
 
 /// A vector that returns to its pool when dropped.
 pub struct Pooled<T: Element> {
-    /// As long as its size class.
+    /// As long as its size class and some room to align.
     data: Vec<T>,
+    start: usize,
     len: usize,
     home: Weak<Pool>,
 }
@@ -107,7 +112,7 @@ pub struct Pooled<T: Element> {
 impl<T: Element> Pooled<T> {
     /// A buffer of no pool.
     pub fn unpooled(data: Vec<T>) -> Pooled<T> {
-        Pooled { len: data.len(), data, home: Weak::new() }
+        Pooled { start: 0, len: data.len(), data, home: Weak::new() }
     }
 }
 
@@ -127,13 +132,13 @@ impl<T: Element> Drop for Pooled<T> {
 impl<T: Element> Deref for Pooled<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.data[..self.len]
+        &self.data[self.start..self.start + self.len]
     }
 }
 
 impl<T: Element> DerefMut for Pooled<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.data[..self.len]
+        &mut self.data[self.start..self.start + self.len]
     }
 }
 
