@@ -17,7 +17,7 @@ const NQ: usize = 9;
 const NK: usize = 3;
 const D: usize = 64;
 /// Rows of the logits in one chunk of the loss.
-const CHUNK: usize = 256;
+const CHUNK: usize = 512;
 
 /// Seconds of the best of several runs.
 fn best(mut f: impl FnMut() -> Result<()>) -> Result<f64> {

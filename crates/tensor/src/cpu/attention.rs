@@ -80,11 +80,10 @@ pub(super) fn stack<T: Float>(out: &mut [T], x: &[T], tokens: Range<usize>, head
     }
 }
 
-/// The rows of key head `g` of `tokens`, as a matrix.
+/// The rows of one of `heads` heads of `tokens`, as a matrix.
 #[inline(always)]
-pub(super) fn key_rows<T: Float>(x: &[T], tokens: Range<usize>, heads: Heads, g: usize) -> Mat<'_, T> {
-    let start = (tokens.start * heads.nk + g) * heads.d;
-    Mat::strided(&x[start..], tokens.len(), heads.d, heads.nk * heads.d)
+pub(super) fn head_rows<T: Float>(x: &[T], tokens: Range<usize>, heads: usize, head: usize, d: usize) -> Mat<'_, T> {
+    Mat::strided(&x[(tokens.start * heads + head) * d..], tokens.len(), d, heads * d)
 }
 
 /// Keys of `keys` that query `t` sees.
@@ -144,7 +143,7 @@ fn forward_block<T: Float>(o: &mut [T], lse: &mut [T], [q, k, v]: [&[T]; 3], blo
         let keys = first..(first + KEY_BLOCK).min(tokens.end);
         let n = keys.len();
         let scores = &mut scores[..rows * n];
-        product(MatMut::new(scores, rows, n), Mat::new(&queries, rows, d), key_rows(k, keys.clone(), heads, g).t(), Beta::Zero);
+        product(MatMut::new(scores, rows, n), Mat::new(&queries, rows, d), head_rows(k, keys.clone(), heads.nk, g, d).t(), Beta::Zero);
         for (r, row) in scores.chunks_mut(n).enumerate() {
             let (seen, hidden) = row.split_at_mut(visible(tokens.start + r / group, &keys));
             hidden.fill(T::ZERO);
@@ -157,7 +156,7 @@ fn forward_block<T: Float>(o: &mut [T], lse: &mut [T], [q, k, v]: [&[T]; 3], blo
             float::scale(&mut sum[r * d..][..d], shrink);
             top[r] = new_top;
         }
-        product(MatMut::new(&mut sum, rows, d), Mat::new(scores, rows, n), key_rows(v, keys, heads, g), Beta::One);
+        product(MatMut::new(&mut sum, rows, d), Mat::new(scores, rows, n), head_rows(v, keys, heads.nk, g, d), Beta::One);
     }
     for r in 0..rows {
         let (t, head) = (r / group, g * group + r % group);

@@ -1,23 +1,26 @@
 //! Gradient of causal attention, in blocks, from the saved log-sum-exp.
 //!
 //! With P = exp(scale * q.k - lse), delta = <dout, o> and dS = P * (dout.v - delta):
-//! dq = scale * dS.k, dk = scale * dS^T.q, dv = P^T.dout. One pass over query blocks gives dq, one over key blocks
-//! dk and dv: every task owns its rows, so nothing is summed across tasks.
+//! dq = scale * dS.k, dk = scale * dS^T.q, dv = P^T.dout. One task takes one query head of one sequence, so P and dS are computed
+//! once; dk and dv are then summed over the query heads that share a key head, in their order.
 //!
-//! Legend: as in `attention`.
+//! Legend: as in `attention`; n tokens of a sequence.
 
 use super::{
     Cpu,
     args::Op,
-    attention::{Block, Heads, KEY_BLOCK, QUERY_BLOCK, blocks, cost, key_rows, stack, visible},
+    attention::{Heads, head_rows, visible},
     float::{self, Float},
     matmul::{Mat, MatMut, product},
-    tasks::{rows_per_task, split_lengths},
+    tasks::rows_per_task,
 };
 use crate::{Beta, Result, View, ViewMut};
 use std::ops::Range;
 
-/// The inputs both passes read.
+/// Queries and keys of one step.
+const BLOCK: usize = 128;
+
+/// The inputs.
 struct Inputs<'a, T> {
     q: &'a [T],
     k: &'a [T],
@@ -30,50 +33,11 @@ struct Inputs<'a, T> {
     scale: T,
 }
 
-/// Queries of one key head, stacked, with what belongs to each row.
-struct Stacked<T> {
-    queries: Vec<T>,
-    douts: Vec<T>,
-    p: Vec<T>,
-    ds: Vec<T>,
-}
-
-impl<T: Float> Stacked<T> {
-    fn new(tokens: usize, keys: usize, heads: Heads) -> Stacked<T> {
-        let rows = tokens * heads.group();
-        let zeros = |n| vec![T::ZERO; n];
-        Stacked { queries: zeros(rows * heads.d), douts: zeros(rows * heads.d), p: zeros(rows * keys), ds: zeros(rows * keys) }
-    }
-
-    #[inline(always)]
-    fn load(&mut self, x: &Inputs<T>, tokens: Range<usize>, g: usize) {
-        let n = tokens.len() * x.heads.group() * x.heads.d;
-        stack(&mut self.queries[..n], x.q, tokens.clone(), x.heads, g, x.scale);
-        stack(&mut self.douts[..n], x.dout, tokens, x.heads, g, T::ONE);
-    }
-
-    /// P and dS of the loaded `tokens` against `keys`, in `p` and `ds`.
-    #[inline(always)]
-    fn scores(&mut self, x: &Inputs<T>, tokens: Range<usize>, keys: Range<usize>, g: usize) {
-        let (d, group) = (x.heads.d, x.heads.group());
-        let (rows, n) = (tokens.len() * group, keys.len());
-        let (p, ds) = (&mut self.p[..rows * n], &mut self.ds[..rows * n]);
-        let (queries, douts) = (Mat::new(&self.queries[..rows * d], rows, d), Mat::new(&self.douts[..rows * d], rows, d));
-        product(MatMut::new(p, rows, n), queries, key_rows(x.k, keys.clone(), x.heads, g).t(), Beta::Zero);
-        product(MatMut::new(ds, rows, n), douts, key_rows(x.v, keys.clone(), x.heads, g).t(), Beta::Zero);
-        for (r, (p, ds)) in p.chunks_mut(n).zip(ds.chunks_mut(n)).enumerate() {
-            let t = tokens.start + r / group;
-            let at = t * x.heads.nq + g * group + r % group;
-            let (lse, delta) = (x.lse[at], x.delta[at]);
-            let seen = visible(t, &keys);
-            for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
-                *p = (*p - lse).exp();
-                *ds = *p * (*ds - delta);
-            }
-            p[seen..].fill(T::ZERO);
-            ds[seen..].fill(T::ZERO);
-        }
-    }
+/// Gradients of one query head in one sequence, each [n, D]; dk and dv are its share.
+struct HeadGrad<T> {
+    dq: Vec<T>,
+    dk: Vec<T>,
+    dv: Vec<T>,
 }
 
 /// See [`Ops::attention_grad`](crate::Ops::attention_grad).
@@ -112,71 +76,99 @@ pub(super) fn attention_grad<T: Float>(
     );
     let x = Inputs { q, k, v, dout, lse, delta: &delta, heads, scale: T::of(scale) };
 
-    let query_blocks = blocks(cu_seqlens, QUERY_BLOCK);
-    let dqs = split_lengths(dq, query_blocks.iter().map(|b| b.tokens.len() * nq * d));
-    cpu.each(
-        cost(&query_blocks, heads),
-        dqs.into_iter().zip(&query_blocks),
+    let sequences: Vec<Range<usize>> = cu_seqlens.windows(2).map(|w| w[0] as usize..w[1] as usize).collect();
+    let tasks = sequences.iter().flat_map(|seq| (0..nq).map(|h| (seq.clone(), h)));
+    let shares = cpu.map(
+        sequences.iter().map(|seq| seq.len() * seq.len()).sum::<usize>() * nq * d,
+        tasks,
         #[inline(always)]
-        |(dq, block)| query_block(dq, &x, block),
+        |(seq, h)| head_grad(&x, seq, h),
     );
-
-    let key_blocks = blocks(cu_seqlens, KEY_BLOCK);
-    let dks = split_lengths(dk, key_blocks.iter().map(|b| b.tokens.len() * nk * d));
-    let dvs = split_lengths(dv, key_blocks.iter().map(|b| b.tokens.len() * nk * d));
-    cpu.each(
-        cost(&key_blocks, heads),
-        dks.into_iter().zip(dvs).zip(&key_blocks),
-        #[inline(always)]
-        |((dk, dv), block)| key_block(dk, dv, &x, block),
-    );
+    for (seq, shares) in sequences.into_iter().zip(shares.chunks(nq.max(1))) {
+        gather(
+            cpu,
+            [
+                &mut dq[seq.start * nq * d..seq.end * nq * d],
+                &mut dk[seq.start * nk * d..seq.end * nk * d],
+                &mut dv[seq.start * nk * d..seq.end * nk * d],
+            ],
+            shares,
+            heads,
+        );
+    }
     Ok(())
 }
 
-/// dq of one block of queries.
+/// Gradients of query head `h` in the sequence `seq`.
 #[inline(always)]
-fn query_block<T: Float>(dq: &mut [T], x: &Inputs<T>, block: &Block) {
-    let Heads { nq, d, nk } = x.heads;
-    let (tokens, group) = (block.tokens.clone(), x.heads.group());
-    let rows = tokens.len() * group;
-    let mut stacked = Stacked::new(tokens.len(), KEY_BLOCK, x.heads);
-    let mut sum = vec![T::ZERO; rows * d];
-    for g in 0..nk {
-        stacked.load(x, tokens.clone(), g);
-        for first in (block.seq.start..tokens.end).step_by(KEY_BLOCK) {
-            let keys = first..(first + KEY_BLOCK).min(tokens.end);
-            stacked.scores(x, tokens.clone(), keys.clone(), g);
-            let beta = if first == block.seq.start { Beta::Zero } else { Beta::One };
-            let ds = Mat::new(&stacked.ds[..rows * keys.len()], rows, keys.len());
-            product(MatMut::new(&mut sum, rows, d), ds, key_rows(x.k, keys, x.heads, g), beta);
+fn head_grad<T: Float>(x: &Inputs<T>, seq: Range<usize>, h: usize) -> HeadGrad<T> {
+    let Heads { nq, nk, d } = x.heads;
+    let g = h / x.heads.group();
+    let zeros = |n| vec![T::ZERO; n];
+    let size = seq.len() * d;
+    let mut out = HeadGrad { dq: zeros(size), dk: zeros(size), dv: zeros(size) };
+    let (mut p, mut ds) = (zeros(BLOCK * BLOCK), zeros(BLOCK * BLOCK));
+    for first in seq.clone().step_by(BLOCK) {
+        let keys = first..(first + BLOCK).min(seq.end);
+        let (k, v) = (head_rows(x.k, keys.clone(), nk, g, d), head_rows(x.v, keys.clone(), nk, g, d));
+        let of_keys = (keys.start - seq.start) * d..(keys.end - seq.start) * d;
+        for first in (keys.start..seq.end).step_by(BLOCK) {
+            let tokens = first..(first + BLOCK).min(seq.end);
+            let (rows, n) = (tokens.len(), keys.len());
+            let (q, dout) = (head_rows(x.q, tokens.clone(), nq, h, d), head_rows(x.dout, tokens.clone(), nq, h, d));
+            let of_queries = (tokens.start - seq.start) * d..(tokens.end - seq.start) * d;
+            let (p, ds) = (&mut p[..rows * n], &mut ds[..rows * n]);
+            product(MatMut::new(p, rows, n), q, k.t(), Beta::Zero);
+            product(MatMut::new(ds, rows, n), dout, v.t(), Beta::Zero);
+            differentiate(p, ds, x, tokens, keys.clone(), h);
+            let (p, ds) = (Mat::new(p, rows, n), Mat::new(ds, rows, n));
+            product(MatMut::new(&mut out.dv[of_keys.clone()], n, d), p.t(), dout, Beta::One);
+            product(MatMut::new(&mut out.dk[of_keys.clone()], n, d), ds.t(), q, Beta::One);
+            product(MatMut::new(&mut out.dq[of_queries], rows, d), ds, k, Beta::One);
         }
-        for (t, sum) in sum.chunks(group * d).enumerate() {
-            for (dq, &s) in dq[(t * nq + g * group) * d..].iter_mut().zip(sum) {
-                *dq = s * x.scale;
-            }
+    }
+    out
+}
+
+/// From the products q.k and dout.v of `tokens` and `keys` to P and scale * dS.
+#[inline(always)]
+fn differentiate<T: Float>(p: &mut [T], ds: &mut [T], x: &Inputs<T>, tokens: Range<usize>, keys: Range<usize>, h: usize) {
+    let n = keys.len();
+    for ((p, ds), t) in p.chunks_mut(n).zip(ds.chunks_mut(n)).zip(tokens) {
+        let at = t * x.heads.nq + h;
+        let (lse, delta) = (x.lse[at], x.delta[at]);
+        let seen = visible(t, &keys);
+        for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
+            *p = (*p * x.scale - lse).exp();
+            *ds = *p * (*ds - delta) * x.scale;
         }
+        p[seen..].fill(T::ZERO);
+        ds[seen..].fill(T::ZERO);
     }
 }
 
-/// dk and dv of one block of keys.
-#[inline(always)]
-fn key_block<T: Float>(dk: &mut [T], dv: &mut [T], x: &Inputs<T>, block: &Block) {
-    let Heads { nk, d, .. } = x.heads;
-    let (keys, n) = (block.tokens.clone(), block.tokens.len());
-    let mut stacked = Stacked::new(QUERY_BLOCK, n, x.heads);
-    for g in 0..nk {
-        for first in (keys.start..block.seq.end).step_by(QUERY_BLOCK) {
-            let tokens = first..(first + QUERY_BLOCK).min(block.seq.end);
-            let rows = tokens.len() * x.heads.group();
-            stacked.load(x, tokens.clone(), g);
-            stacked.scores(x, tokens, keys.clone(), g);
-            let beta = if first == keys.start { Beta::Zero } else { Beta::One };
-            let transposed = |s| Mat::new(s, rows, n).t();
-            let stacked_rows = |s| Mat::new(s, rows, d);
-            let dk = MatMut::strided(&mut dk[g * d..], n, d, nk * d);
-            product(dk, transposed(&stacked.ds[..rows * n]), stacked_rows(&stacked.queries[..rows * d]), beta);
-            let dv = MatMut::strided(&mut dv[g * d..], n, d, nk * d);
-            product(dv, transposed(&stacked.p[..rows * n]), stacked_rows(&stacked.douts[..rows * d]), beta);
-        }
-    }
+/// Brings the shares of all heads of a sequence to their places.
+fn gather<T: Float>(cpu: &Cpu, [dq, dk, dv]: [&mut [T]; 3], shares: &[HeadGrad<T>], heads: Heads) {
+    let Heads { nq, nk, d } = heads;
+    let rows = rows_per_task(nq * d);
+    let size = |n: usize| (rows * n * d).max(1);
+    cpu.each(
+        dq.len(),
+        dq.chunks_mut(size(nq)).zip(dk.chunks_mut(size(nk)).zip(dv.chunks_mut(size(nk)))).enumerate(),
+        #[inline(always)]
+        |(i, (dq, (dk, dv)))| {
+            let tokens = dq.chunks_mut(nq * d).zip(dk.chunks_mut(nk * d).zip(dv.chunks_mut(nk * d)));
+            for (j, (dq, (dk, dv))) in tokens.enumerate() {
+                let row = (i * rows + j) * d..(i * rows + j + 1) * d;
+                dk.fill(T::ZERO);
+                dv.fill(T::ZERO);
+                for (h, share) in shares.iter().enumerate() {
+                    let g = h / heads.group() * d;
+                    dq[h * d..][..d].copy_from_slice(&share.dq[row.clone()]);
+                    float::accumulate(&mut dk[g..][..d], &share.dk[row.clone()]);
+                    float::accumulate(&mut dv[g..][..d], &share.dv[row.clone()]);
+                }
+            }
+        },
+    );
 }

@@ -2,6 +2,7 @@
 //!
 //! Reductions run in a fixed number of lanes, so that they vectorise and still give the same bits everywhere.
 
+use super::kernel::Vectors;
 use crate::{Element, FromSlice, ViewOf};
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
@@ -10,6 +11,7 @@ pub trait Float:
     Element
     + FromSlice
     + ViewOf
+    + Vectors
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>

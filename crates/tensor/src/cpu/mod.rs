@@ -10,6 +10,7 @@ mod attention_grad;
 mod elementwise;
 mod embedding;
 mod float;
+mod kernel;
 mod linear;
 mod loss;
 mod matmul;

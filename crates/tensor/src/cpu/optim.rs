@@ -14,15 +14,16 @@ pub(super) fn sum_squares<T: Float>(cpu: &Cpu, out: ViewMut, x: View) -> Result<
         x.chunks(rows_per_task(1)),
         #[inline(always)]
         |x| {
-            let mut lanes = [0.0; 8];
-            let chunks = x.chunks_exact(8);
-            for (lane, v) in lanes.iter_mut().zip(chunks.remainder()) {
-                *lane += v.f64() * v.f64();
-            }
+            let mut lanes = [0.0; 16];
+            // Arrays, so that the inner loop has a constant length and becomes vectors.
+            let (chunks, rest) = x.as_chunks::<16>();
             for chunk in chunks {
                 for (lane, v) in lanes.iter_mut().zip(chunk) {
                     *lane += v.f64() * v.f64();
                 }
+            }
+            for (lane, v) in lanes.iter_mut().zip(rest) {
+                *lane += v.f64() * v.f64();
             }
             lanes.iter().sum::<f64>()
         },

@@ -13,6 +13,8 @@ use std::{
 
 /// Unused bytes a pool keeps whatever is in use.
 const ALWAYS_KEPT: usize = 64 << 20;
+/// Buffers start at a line of the cache, so that no vector of a row straddles two.
+const ALIGNMENT: usize = 64;
 
 /// Free buffers by element type and size class.
 #[derive(Default)]
@@ -68,7 +70,7 @@ impl Pool {
         if len == 0 {
             return Some(Pooled::unpooled(Vec::new()));
         }
-        let class = class(len);
+        let class = class(len) + ALIGNMENT / size_of::<T>();
         let bytes = class * size_of::<T>();
         let mut state = self.lock();
         let hit = state.free.get_mut(&(TypeId::of::<T>(), class)).and_then(Vec::pop).and_then(|b| b.downcast::<Vec<T>>().ok());
@@ -87,7 +89,9 @@ impl Pool {
         let purpose = state.purpose;
         state.usage.take(purpose, bytes);
         state.most_used = state.most_used.max(state.used());
-        Some(Pooled { data, len, home: Arc::downgrade(self), purpose })
+        // Never beyond the room made for it.
+        let start = data.as_ptr().align_offset(ALIGNMENT).min(class - len);
+        Some(Pooled { data, start, len, home: Arc::downgrade(self), purpose })
     }
 
     /// What buffers count as from here on. Returns what they counted as so far.
@@ -117,8 +121,9 @@ impl Pool {
 
 /// A vector that returns to its pool when dropped.
 pub struct Pooled<T: Element> {
-    /// As long as its size class.
+    /// As long as its size class and some room to align.
     data: Vec<T>,
+    start: usize,
     len: usize,
     home: Weak<Pool>,
     purpose: Purpose,
@@ -127,7 +132,7 @@ pub struct Pooled<T: Element> {
 impl<T: Element> Pooled<T> {
     /// A buffer of no pool.
     pub fn unpooled(data: Vec<T>) -> Pooled<T> {
-        Pooled { len: data.len(), data, home: Weak::new(), purpose: Purpose::Activations }
+        Pooled { start: 0, len: data.len(), data, home: Weak::new(), purpose: Purpose::Activations }
     }
 }
 
@@ -146,13 +151,13 @@ impl<T: Element> Drop for Pooled<T> {
 impl<T: Element> Deref for Pooled<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.data[..self.len]
+        &self.data[self.start..self.start + self.len]
     }
 }
 
 impl<T: Element> DerefMut for Pooled<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.data[..self.len]
+        &mut self.data[self.start..self.start + self.len]
     }
 }
 
@@ -189,11 +194,13 @@ mod tests {
         assert_eq!(pool.account(Purpose::Optimizer), Purpose::Weights);
         let moments = pool.take::<f32>(8192).unwrap();
         let by = |usage: [usize; 6]| [Purpose::Weights, Purpose::Optimizer, Purpose::Activations].map(|p| usage[p as usize]);
-        assert_eq!(by(pool.usage().now), [16384, 32768, 0]);
+        // Each with the room to align it.
+        let (w, m) = (16384 + ALIGNMENT, 32768 + ALIGNMENT);
+        assert_eq!(by(pool.usage().now), [w, m, 0]);
         drop(weights);
-        assert_eq!((by(pool.usage().now), by(pool.usage().peak), pool.usage().peak_total), ([0, 32768, 0], [16384, 32768, 0], 49152));
+        assert_eq!((by(pool.usage().now), by(pool.usage().peak), pool.usage().peak_total), ([0, m, 0], [w, m, 0], w + m));
         pool.reset_peak();
-        assert_eq!((by(pool.usage().peak), pool.usage().peak_total), ([0, 32768, 0], 32768));
+        assert_eq!((by(pool.usage().peak), pool.usage().peak_total), ([0, m, 0], m));
         drop(moments);
     }
 
