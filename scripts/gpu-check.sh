@@ -110,7 +110,7 @@ run)
     run "${parts[@]}" | tee "${OUT:-.}/gpu-check.txt"
     ;;
 *)
-    sed -n '2,11p' "$0"
+    sed -n '2,10p' "$0"
     exit 2
     ;;
 esac
