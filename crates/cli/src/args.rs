@@ -1,7 +1,9 @@
 //! The command line, parsed into types.
 
+use crate::exit::BadInput;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use temper_tensor::{DType, Ops};
 
 /// Post-train Qwen3-class language models: Hugging Face folder in, Hugging Face folder out.
 #[derive(Parser)]
@@ -13,14 +15,16 @@ pub struct Cli {
     /// Threads to compute with (0: all cores).
     #[arg(long, global = true, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub threads: u16,
-    /// What to compute on. `cuda` is an NVIDIA GPU in f32, for now without the speed that is to come.
-    #[arg(long, global = true, value_enum, default_value_t = Device::Cpu)]
+    /// What to compute on.
+    #[arg(long, global = true, value_enum, default_value_t = Device::Auto)]
     pub device: Device,
 }
 
 /// `--device`
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Device {
+    /// An NVIDIA GPU when there is one, else the processor.
+    Auto,
     /// The processor.
     Cpu,
     /// The first visible NVIDIA GPU.
@@ -42,6 +46,9 @@ pub enum Command {
     Generate(Generate),
     /// Compare a model with golden values.
     Verify(Verify),
+    /// Measure speed and memory with random weights and tokens.
+    #[command(subcommand)]
+    Bench(Bench),
 }
 
 /// `temper sft`
@@ -55,6 +62,12 @@ pub struct Sft {
     /// Go on from the newest good checkpoint of the run folder, or from the given step.
     #[arg(long, value_name = "STEP", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<String>,
+    /// Record steps into a file for Perfetto or chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// The steps to record, e.g. `3..5` for 3, 4 and 5.
+    #[arg(long, value_name = "STEPS", default_value = "2", requires = "trace")]
+    pub trace_steps: String,
 }
 
 /// `temper data`
@@ -187,6 +200,28 @@ pub enum Dtype {
     F32,
 }
 
+impl Dtype {
+    /// Its name in the configuration.
+    pub fn key(self) -> &'static str {
+        match self {
+            Dtype::Bf16 => "bfloat16",
+            Dtype::F32 => "float32",
+        }
+    }
+
+    /// The tensor type, if the backend computes in it.
+    pub fn on(self, ops: &dyn Ops) -> anyhow::Result<DType> {
+        let dtype = match self {
+            Dtype::Bf16 => DType::BF16,
+            Dtype::F32 => DType::F32,
+        };
+        if !ops.dtypes().contains(&dtype) {
+            return Err(BadInput(format!("--dtype: {} does not compute in {dtype}; leave it out, or use a GPU", ops.name())).into());
+        }
+        Ok(dtype)
+    }
+}
+
 /// `temper generate`
 #[derive(Args)]
 #[command(group = clap::ArgGroup::new("input").required(true))]
@@ -223,6 +258,9 @@ pub struct Generate {
     /// Answer without a thinking block, for templates that know `enable_thinking`.
     #[arg(long)]
     pub no_think: bool,
+    /// Type of weights and activations (default: bf16 on a GPU, f32 on the processor).
+    #[arg(long, value_enum)]
+    pub dtype: Option<Dtype>,
     /// Show special tokens.
     #[arg(long)]
     pub special: bool,
@@ -239,10 +277,93 @@ pub struct Verify {
     /// Golden values (input_ids, labels, and any of logits, loss, aux_loss, grad/*, step_loss, step_grad_norm, trained/*, greedy).
     #[arg(long)]
     pub golden: PathBuf,
+    /// Type of weights and activations; bf16 only on a GPU, with a --tol of about 3e-2.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub dtype: Dtype,
     /// Largest relative error allowed.
     #[arg(long, default_value_t = 1e-4)]
     pub tol: f64,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `temper bench`
+#[derive(Subcommand)]
+pub enum Bench {
+    /// Time the optimizer step that trains: phases, tokens/s, model TFLOP/s, MFU, memory.
+    Step(BenchStep),
+    /// Time each operation of the step alone, once per shape, against what the device can do.
+    Ops(BenchOps),
+}
+
+/// The model and the batch of a benchmark.
+#[derive(Args)]
+pub struct BenchSubject {
+    /// Folder with config.json, a config.json, or a built-in shape like qwen3-8b. Weights are random.
+    pub model: String,
+    /// Keep only so many layers.
+    #[arg(long)]
+    pub layers: Option<usize>,
+    /// Tokens of a sequence.
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(2..=1 << 24))]
+    pub seq: u32,
+    /// Tokens of a document; sequences are packed with them. Default: one document per sequence.
+    #[arg(long)]
+    pub doc_len: Option<usize>,
+    /// Sequences of a micro-batch.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub micro_batch: u32,
+    /// What is computed again in the backward pass (memory.recompute).
+    #[arg(long)]
+    pub recompute: Option<String>,
+    /// Type of weights and activations.
+    #[arg(long, value_enum)]
+    pub dtype: Option<Dtype>,
+    /// Type of gradients.
+    #[arg(long, value_enum)]
+    pub grads: Option<Dtype>,
+    /// Type of Adam's moments.
+    #[arg(long, value_enum)]
+    pub moments: Option<Dtype>,
+    /// Set any other key of memory, precision, optim or train that matters here; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `temper bench step`
+#[derive(Args)]
+pub struct BenchStep {
+    /// Model and batch.
+    #[command(flatten)]
+    pub subject: BenchSubject,
+    /// Micro-batches of an optimizer step.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub accumulate: u32,
+    /// Timed steps.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub steps: u32,
+    /// Steps before them.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub warmup: u32,
+    /// Record one more step and print where its time went, operation by operation.
+    #[arg(long)]
+    pub ops: bool,
+    /// Record one more step into a file for Perfetto or chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+}
+
+/// `temper bench ops`
+#[derive(Args)]
+pub struct BenchOps {
+    /// Model and batch.
+    #[command(flatten)]
+    pub subject: BenchSubject,
+    /// Only operations whose name contains this.
+    #[arg(long, value_name = "WORD", default_value = "")]
+    pub only: String,
 }

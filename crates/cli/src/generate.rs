@@ -15,7 +15,7 @@ use temper_config::{Arch, LossOn, Template};
 use temper_data::{ChatTemplate, Masker, Message, Role, Tokenizer};
 use temper_model::{Model, Weights};
 use temper_rollout::{Completion, Engine, EngineOptions, Finish, Request, Sampling, end_tokens_in};
-use temper_tensor::{DType, Ops};
+use temper_tensor::Ops;
 
 /// Loads the model, continues the text, prints it as it comes.
 pub fn run(args: &Generate, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
@@ -26,11 +26,12 @@ pub fn run(args: &Generate, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
     let (prompt, turn_end) = prompt(args, &tokenizer)?;
     let ends = end_tokens_in(&folder, &|t| tokenizer.id_of(t), turn_end.as_deref(), arch.vocab)?;
     let model = Model::new(&arch)?;
-    let (tensors, notices) = WeightsFolder::open(&folder)?.load(&model.params, DType::F32)?;
+    let dtype = args.dtype.map_or(Ok(ops.dtypes()[0]), |d| d.on(&*ops))?;
+    let (tensors, notices) = WeightsFolder::open(&folder)?.load(&model.params, dtype)?;
     for notice in arch.notices.iter().chain(&notices).chain(&ends.notices) {
         eprintln!("note: {notice}");
     }
-    let weights = Weights::from_host(&model.params, tensors, DType::F32, &*ops)?;
+    let weights = Weights::from_host(&model.params, tensors, dtype, &*ops)?;
     let request = Request {
         sampling: sampling(args, &folder)?,
         max_tokens: args.max_tokens.min(arch.max_positions.saturating_sub(prompt.len()).max(1)),

@@ -3,6 +3,7 @@
 #![deny(clippy::print_stdout)] // panics when the reader is gone; use `out::say`
 
 mod args;
+mod bench;
 mod checkpoint;
 mod data;
 mod exit;
@@ -10,6 +11,7 @@ mod generate;
 mod out;
 mod sft;
 mod table;
+mod trace;
 mod verify;
 
 use args::{Cli, Command, Device};
@@ -27,19 +29,22 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
     match &cli.command {
-        Command::Sft(args) => sft::run(args, backend(cli)?, started),
+        Command::Sft(args) => sft::run(args, &|deterministic| backend(cli, deterministic), started),
         Command::Data(args) => data::run(args),
         Command::Checkpoint(args) => checkpoint::run(args),
-        Command::Generate(args) => generate::run(args, backend(cli)?),
-        Command::Verify(args) => verify::run(args, backend(cli)?),
+        Command::Generate(args) => generate::run(args, backend(cli, false)?),
+        Command::Verify(args) => verify::run(args, backend(cli, false)?),
+        Command::Bench(args) => bench::run(args, &|deterministic| backend(cli, deterministic), started),
     }
 }
 
-/// The backend of this process, chosen once.
-fn backend(cli: &Cli) -> anyhow::Result<Arc<dyn Ops>> {
+/// The backend of this process, chosen once. `deterministic`: equal runs give equal bits on a GPU too (the CPU's always do).
+fn backend(cli: &Cli, deterministic: bool) -> anyhow::Result<Arc<dyn Ops>> {
+    let cpu = || -> Arc<dyn Ops> { Arc::new(Cpu::new(cli.threads.into())) };
     Ok(match cli.device {
-        Device::Cpu => Arc::new(Cpu::new(cli.threads.into())),
-        Device::Cuda => Arc::new(Cuda::open(Options { deterministic: true, ..Options::default() })?),
+        Device::Auto if !temper_cuda::present() => cpu(),
+        Device::Cpu => cpu(),
+        Device::Auto | Device::Cuda => Arc::new(Cuda::open(Options { deterministic, ..Options::default() })?),
     })
 }
 

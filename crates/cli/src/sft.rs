@@ -4,11 +4,12 @@ use crate::args::Sft;
 use crate::exit::BadInput;
 use crate::generate::{answer, chat_prompt};
 use crate::out::say;
+use crate::trace::{self, StepTrace};
 use std::{io, sync::Arc, time::Instant};
 use temper_config::Config;
 use temper_monitor::{Fan, Progress, Target};
 use temper_rollout::{Request, end_tokens_in};
-use temper_tensor::Ops;
+use temper_tensor::{Ops, Traced};
 use temper_train::{
     run::{Begin, Run},
     sft::train,
@@ -17,12 +18,28 @@ use temper_train::{
 /// Most tokens of the reply that ends a run.
 const REPLY_TOKENS: usize = 128;
 
+/// Opens the backend: bitwise repeatable or not.
+pub type Open<'a> = &'a dyn Fn(bool) -> anyhow::Result<Arc<dyn Ops>>;
+
 /// Trains, then shows what came of it.
-pub fn run(args: &Sft, ops: Arc<dyn Ops>, started: Instant) -> anyhow::Result<()> {
+pub fn run(args: &Sft, open: Open, started: Instant) -> anyhow::Result<()> {
     let resolved = Config::load(&args.config, &args.sets)?;
-    let mut run = Run::open(resolved, begin(args)?, ops, started)?;
+    let begin = begin(args)?;
+    let mut ops = open(resolved.config.train.deterministic)?;
+    let traced = match &args.trace {
+        Some(file) => Some((trace::steps(&args.trace_steps)?, Arc::new(Traced::new(ops.clone())), file)),
+        None => None,
+    };
+    if let Some((_, traced, file)) = &traced {
+        trace::create(file)?;
+        ops = traced.clone();
+    }
+    let mut run = Run::open(resolved, begin, ops, started)?;
     let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
     let mut sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
+    if let Some((steps, traced, file)) = traced {
+        sinks = sinks.with(StepTrace::new(traced, steps, run.state.step + 1..=run.state.steps, file)?);
+    }
     train(&mut run, &mut sinks)?;
     if let Some(prompt) = run.config().log.sample_prompt.clone() {
         // The run is done and saved: a prompt that cannot be answered does not make it fail.

@@ -18,7 +18,7 @@ pub fn run(args: &Verify, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
     }
     std::fs::metadata(&args.golden).map_err(|e| BadInput(format!("--golden {}: {e}", args.golden.display())))?;
     let folder = resolve_model(&args.model, Path::new(""), "main", true)?;
-    let report = verify(&folder, &args.golden, ops)?;
+    let report = verify(&folder, &args.golden, args.dtype.on(&*ops)?, ops)?;
     if args.json {
         say(serde_json::json!({ "passes": report.passes(args.tol), "tol": args.tol, "items": report.items, "notices": report.notices }))?;
     } else {

@@ -1,6 +1,6 @@
 //! Checks that take more than one value.
 
-use crate::choices::{AuxLoss, FloatType, Schedule};
+use crate::choices::{AuxLoss, Recompute, Schedule};
 use crate::config::{Config, Span};
 use crate::error::{Error, Result};
 use crate::section::Reader;
@@ -15,10 +15,6 @@ pub(crate) fn check(config: &Config, reader: &Reader) -> Result<Vec<String>> {
 
 fn lengths(config: &Config, reader: &Reader) -> Result<()> {
     let train = &config.train;
-    if config.precision.dtype != FloatType::Float32 {
-        let found = "found bfloat16, which no backend trains in yet";
-        return Err(reader.error("precision", "dtype", found, "Remove it: float32 is the default."));
-    }
     if train.steps.is_some() && train.epochs.is_some() {
         return Err(reader.error("train", "epochs", "given together with train.steps", "Keep one of the two."));
     }
@@ -92,6 +88,9 @@ fn idle(config: &Config, reader: &Reader) -> Vec<String> {
     }
     if config.train.aux_loss == AuxLoss::None {
         idle("train", "aux_loss_coef", "train.aux_loss is \"none\"");
+    }
+    if config.memory.recompute != Recompute::Selective {
+        idle("memory", "recompute_parts", "it belongs to memory.recompute = \"selective\"");
     }
     if !config.checkpoint.export {
         idle("checkpoint", "export_dtype", "checkpoint.export is false");

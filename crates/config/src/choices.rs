@@ -115,7 +115,25 @@ choice! {
     Recompute {
         /// Nothing.
         None = "none";
+        /// The parts that `memory.recompute_parts` names; attention is always kept.
+        Selective = "selective";
         /// Every layer, from its input.
         Full = "full";
+    }
+}
+
+choice! {
+    /// One of `memory.recompute_parts`
+    RecomputePart {
+        /// Outputs of the norms.
+        Norm = "norm";
+        /// SwiGLU's output, and q, k, v after norm and rotation.
+        Act = "act";
+        /// Everything of the experts but the router's decision.
+        Moe = "moe";
+        /// The first product of a dense feed-forward.
+        Mlp = "mlp";
+        /// The product of q, k and v.
+        Qkv = "qkv";
     }
 }

@@ -94,6 +94,8 @@ section! {
         micro_batch: usize = count(1, 1..=1 << 20);
         /// Seed of shuffling and initialisation.
         seed: u64 = integer(42, 0..=u64::MAX);
+        /// Equal runs give equal bits on a GPU too, at some cost (attention by slower kernels); on the CPU they always do.
+        deterministic: bool = flag(false);
         /// Shuffle the samples of each epoch.
         shuffle: bool = flag(true);
         /// What the loss is a mean over.
@@ -156,8 +158,13 @@ section! {
 section! {
     /// Types of numbers.
     "precision" Precision {
-        /// Weights and activations; the CPU backend has float32 only.
-        dtype: FloatType = choice(FloatType::Float32);
+        /// Weights and activations; "auto" is bfloat16 on a GPU and float32 on the CPU (which has no other). With bfloat16 the optimizer
+        /// keeps exact float32 weights all the same, as 16 bits beside each.
+        dtype: Option<FloatType> = choice_or::<FloatType>("auto");
+        /// Gradients of weights.
+        grads: FloatType = choice(FloatType::Float32);
+        /// Adam's moments.
+        moments: FloatType = choice(FloatType::Float32);
     }
 }
 
@@ -166,6 +173,11 @@ section! {
     "memory" Memory {
         /// What is computed again in the backward pass instead of being kept.
         recompute: Recompute = choice(Recompute::None);
+        /// What "selective" computes again, cheapest first: norm, act (passes over memory), qkv, mlp (products), moe (the experts).
+        recompute_parts: Vec<RecomputePart> = keys::recompute_parts();
+        /// Keep Adam's moments and the remainders of the weights in pinned host memory: 10 bytes a parameter less on the GPU, for a
+        /// slower update.
+        offload_optimizer: bool = flag(false);
         /// Rows of logits that exist at once; 0 chooses.
         loss_chunk: usize = count(0, 0..=LONGEST);
     }

@@ -1,7 +1,8 @@
 //! Readers for keys whose values are neither a plain number nor a word.
 
+use crate::choices::RecomputePart;
 use crate::config::{Source, Span, Template};
-use crate::spec::{Bounds, Fault, Spec, fault, float, name, parsed, special, text};
+use crate::spec::{Bounds, Fault, Spec, choice, fault, float, name, parsed, special, text};
 use crate::tree::{Node, Value};
 use std::path::PathBuf;
 
@@ -128,6 +129,19 @@ pub(crate) fn betas() -> Spec<[f64; 2]> {
         }
     };
     special("two numbers from 0 below 1", Some([0.9, 0.95]), "[0.9, 0.95]", read)
+}
+
+/// `memory.recompute_parts`
+pub(crate) fn recompute_parts() -> Spec<Vec<RecomputePart>> {
+    let one = choice(RecomputePart::Norm);
+    let (kind, choices) = (format!("list of {}", one.kind), one.choices.clone());
+    let read = move |node: &Node| match &node.value {
+        Value::List(items) if items.is_empty() => fault(node, "at least one part (or memory.recompute = \"none\")"),
+        Value::List(items) => items.iter().map(|item| (one.read)(item)).collect(),
+        _ => fault(node, "a list of parts, e.g. [\"norm\", \"act\"]"),
+    };
+    let default = vec![RecomputePart::Norm, RecomputePart::Act, RecomputePart::Moe];
+    Spec { choices, ..special(&kind, Some(default), "[\"norm\", \"act\", \"moe\"]", read) }
 }
 
 /// `[parallel]`

@@ -11,6 +11,7 @@
 //! `docs/CONFIG.md`. `hf` reads [`Arch`].
 
 mod arch;
+mod benchmark;
 mod check;
 mod choices;
 mod config;
@@ -25,7 +26,7 @@ mod suggest;
 mod tree;
 
 pub use arch::{Arch, ModelType, Moe};
-pub use choices::{AuxLoss, FloatType, InitFrom, LossOn, LossReduction, OnNonFinite, OverLong, Recompute, Schedule};
+pub use choices::{AuxLoss, FloatType, InitFrom, LossOn, LossReduction, OnNonFinite, OverLong, Recompute, RecomputePart, Schedule};
 pub use config::{Checkpoint, Config, Data, Log, Memory, Model, Optim, Parallel, Precision, Source, Span, Template, Train};
 pub use error::{Error, Result};
 pub use reference::reference;

@@ -1,7 +1,7 @@
 // The three products of a layer of experts, portable (sm_80 and later); rows offsets[e]..offsets[e+1] belong to expert e.
 //   grouped_forward: c[S, N] = a[S, M] b[e]^T, b[E, N, M]      operands k-contiguous
 //   grouped_input:   c[S, M] = a[S, N] b[e],   b[E, N, M]      b is column-contiguous
-//   grouped_weight:  c[e][N, M] += a[S, N]^T b[S, M]           both are column-contiguous, k runs over the expert's rows
+//   grouped_weight:  c[e][N, M] (+)= a[S, N]^T b[S, M]           both are column-contiguous, k runs over the expert's rows
 // In terms of one product: rows of the output, cols of the output, depth k.  C[row, col] = sum_k A(row, k) B(col, k).
 // bf16 goes through the tensor cores (mma.sync m16n8k16, 128 x 128 x 32 tiles, three stages of cp.async); f32 through FMA.
 #include "common.cuh"
@@ -41,11 +41,11 @@ DI int expert_of_tile(const int* offsets, int E, int tile, int size, int& row) {
 }
 
 // KIND 0 forward, 1 input gradient, 2 weight gradient.
-template <int KIND> DI bool job_of(Job& j, const int* offsets, int E, int N, int M, int size_r, int size_c) {
+template <int KIND> DI bool job_of(Job& j, const int* offsets, int E, int N, int M, int size_r, int size_c, int add) {
   if (KIND == 2) {
     const int e = blockIdx.z;
     j = {(int)blockIdx.y * size_r, N, (int)blockIdx.x * size_c, M, offsets[e], offsets[e + 1], (i64)e * N * M};
-    return j.k0 < j.k1;
+    return j.k0 < j.k1 || !add;  // the product of no rows is zero
   }
   int row;
   const int e = expert_of_tile(offsets, E, blockIdx.y, size_r, row);
@@ -113,12 +113,12 @@ DI void put(void* c, int c_f32, bool add, i64 at, float x, float y, bool both) {
   }
 }
 
-template <int KIND> DI void grouped(void* c, int c_f32, const bf16* a, const bf16* b, const int* offsets, int E, int N, int M, int aligned) {
+template <int KIND> DI void grouped(void* c, int c_f32, int add, const bf16* a, const bf16* b, const int* offsets, int E, int N, int M, int aligned) {
   constexpr bool A_K = KIND != 2, B_K = KIND == 0;
   extern __shared__ __align__(16) u8 shared[];
   Stage* stages = (Stage*)shared;
   Job j;
-  if (!job_of<KIND>(j, offsets, E, N, M, BR, BC)) return;
+  if (!job_of<KIND>(j, offsets, E, N, M, BR, BC, add)) return;
   const i64 lda = KIND == 0 ? M : N, ldb = M, ldc = KIND == 0 ? N : M;
   if (KIND != 2) b += j.b;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, wr = warp / 4 * 64, wc = warp % 4 * 32;
@@ -171,17 +171,17 @@ template <int KIND> DI void grouped(void* c, int c_f32, const bf16* a, const bf1
       for (int half = 0; half < 2; half++) {
         const int row = j.row + wr + 16 * i + lane / 4 + 8 * half, col = j.col + wc + 8 * n + lane % 4 * 2;
         if (row < j.rows && col < j.cols)
-          put(c, c_f32, KIND == 2, base + (i64)row * ldc + col, acc[i][n][2 * half], acc[i][n][2 * half + 1], col + 1 < j.cols);
+          put(c, c_f32, KIND == 2 && add, base + (i64)row * ldc + col, acc[i][n][2 * half], acc[i][n][2 * half + 1], col + 1 < j.cols);
       }
 }
 
 // ---- f32: 64 x 64 x 16 tiles, 4 x 4 results a thread ----
 constexpr int FR = 64, FK = 16;
-template <int KIND> DI void grouped(void* c, int c_f32, const f32* a, const f32* b, const int* offsets, int E, int N, int M, int aligned) {
+template <int KIND> DI void grouped(void* c, int c_f32, int add, const f32* a, const f32* b, const int* offsets, int E, int N, int M, int aligned) {
   constexpr bool A_K = KIND != 2, B_K = KIND == 0;
   __shared__ float sa[FK][FR + 4], sb[FK][FR + 4];
   Job j;
-  if (!job_of<KIND>(j, offsets, E, N, M, FR, FR)) return;
+  if (!job_of<KIND>(j, offsets, E, N, M, FR, FR, add)) return;
   const i64 lda = KIND == 0 ? M : N, ldb = M, ldc = KIND == 0 ? N : M;
   if (KIND != 2) b += j.b;
   auto fetch = [&](float (&s)[FK][FR + 4], const f32* x, i64 ld, bool k_contiguous, int row, int end, int k) {
@@ -216,13 +216,13 @@ template <int KIND> DI void grouped(void* c, int c_f32, const f32* a, const f32*
 #pragma unroll
     for (int n = 0; n < 4; n++) {
       const int row = j.row + ty + r, col = j.col + tx + n;
-      if (row < j.rows && col < j.cols) put(c, 1, KIND == 2, base + (i64)row * ldc + col, acc[r][n], 0, false);
+      if (row < j.rows && col < j.cols) put(c, 1, KIND == 2 && add, base + (i64)row * ldc + col, acc[r][n], 0, false);
     }
 }
 
 #define GROUPED(NAME, KIND) \
-  KERNEL __launch_bounds__(256) NAME(void* c, int c_f32, const T* a, const T* b, const int* offsets, int E, int N, int M, int aligned) { \
-    grouped<KIND>(c, c_f32, a, b, offsets, E, N, M, aligned); }
+  KERNEL __launch_bounds__(256) NAME(void* c, int c_f32, int add, const T* a, const T* b, const int* offsets, int E, int N, int M, int aligned) { \
+    grouped<KIND>(c, c_f32, add, a, b, offsets, E, N, M, aligned); }
 GROUPED(grouped_forward, 0)
 GROUPED(grouped_input, 1)
 GROUPED(grouped_weight, 2)

@@ -3,7 +3,7 @@
 // Weights: f32; bf16; or exact f32 masters held as a bf16 weight and a signed 16-bit remainder:
 //   bits(master) = (bits(weight) << 16) + remainder, the weight being the master rounded to nearest (ties away from zero).
 #include "common.cuh"
-struct Step { float lr, b1, b2, eps, decay, step_size, v_scale, grad_scale; };
+struct Step { float lr, b1, b2, eps, decay, step_size, v_scale; };
 
 // Weights as f32, N neighbouring ones at a time.
 struct Plain32 {
@@ -51,18 +51,19 @@ DI void update(W w, M* m, M* v, const G* grad, i64 i, const Step& s, float gs) {
 }
 // Four neighbouring elements a thread when all addresses allow it (`by4`), then the rest one by one.
 template <class W, class M, class G>
-DI void adamw(W w, M* m, M* v, const G* grad, i64 n, Step s, const float* scale, int by4) {
-  const float gs = scale ? s.grad_scale * scale[0] : s.grad_scale;
+DI void adamw(W w, M* m, M* v, const G* grad, i64 n, Step s, const float* clip, int by4) {
+  const float gs = clip[0];
+  if (gs != gs) return;  // loss or gradient not finite: no update
   const i64 start = (i64)blockIdx.x * blockDim.x + threadIdx.x, step = (i64)gridDim.x * blockDim.x, n4 = by4 ? n / 4 : 0;
   for (i64 i = start; i < n4; i += step) update<4>(w, m, v, grad, 4 * i, s, gs);
   for (i64 i = 4 * n4 + start; i < n; i += step) update<1>(w, m, v, grad, i, s, gs);
 }
-#define PARAMS(M, G) M* m, M* v, const G* grad, i64 n, float lr, float b1, float b2, float eps, float decay, float step_size, float v_scale, float grad_scale, const float* scale, int by4
-#define STEP Step{lr, b1, b2, eps, decay, step_size, v_scale, grad_scale}
+#define PARAMS(M, G) M* m, M* v, const G* grad, i64 n, float lr, float b1, float b2, float eps, float decay, float step_size, float v_scale, const float* clip, int by4
+#define STEP Step{lr, b1, b2, eps, decay, step_size, v_scale}
 #define COMBINE(M, G) \
-  KERNEL adamw_f32_##M##_##G(f32* w, short* rest, PARAMS(M, G)) { adamw(Plain32{w}, m, v, grad, n, STEP, scale, by4); } \
-  KERNEL adamw_bf16_##M##_##G(bf16* w, short* rest, PARAMS(M, G)) { adamw(Plain16{w}, m, v, grad, n, STEP, scale, by4); } \
-  KERNEL adamw_master_##M##_##G(bf16* w, short* rest, PARAMS(M, G)) { adamw(Master{w, rest}, m, v, grad, n, STEP, scale, by4); }
+  KERNEL adamw_f32_##M##_##G(f32* w, short* rest, PARAMS(M, G)) { adamw(Plain32{w}, m, v, grad, n, STEP, clip, by4); } \
+  KERNEL adamw_bf16_##M##_##G(bf16* w, short* rest, PARAMS(M, G)) { adamw(Plain16{w}, m, v, grad, n, STEP, clip, by4); } \
+  KERNEL adamw_master_##M##_##G(bf16* w, short* rest, PARAMS(M, G)) { adamw(Master{w, rest}, m, v, grad, n, STEP, clip, by4); }
 COMBINE(f32, f32) COMBINE(f32, bf16) COMBINE(bf16, f32) COMBINE(bf16, bf16)
 
 // Splits f32 values into weight and remainder, and joins them.
@@ -72,5 +73,8 @@ KERNEL master_split(bf16* w, short* rest, const f32* x, i64 n) {
 KERNEL master_join(f32* x, bf16* w, short* rest, i64 n) {
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) { float v[1]; Master{w, rest}.get(i, v); x[i] = v[0]; }
 }
-// factor[0] = min(1, limit / (sqrt(sum of squares) + 1e-6)): gradient clipping without the host.
-KERNEL clip_factor(float* factor, const double* squares, float limit) { factor[0] = fminf(1.f, limit / ((float)sqrt(squares[0]) + 1e-6f)); }
+// factor[0] = min(1, limit / (sqrt(sum of squares) + 1e-6)), 1 without a limit, NaN when something is not finite: clipping without the host.
+KERNEL clip_factor(float* factor, const double* squares, const double* guard, float limit) {
+  const double s = squares[0], g = guard[0];
+  factor[0] = !isfinite(s) || !isfinite(g) ? __int_as_float(0x7fffffff) : limit > 0.f ? fminf(1.f, (float)(limit / (sqrt(s) + 1e-6))) : 1.f;
+}

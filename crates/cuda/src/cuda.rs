@@ -1,6 +1,6 @@
 //! [`Cuda`]: the open GPU with everything an operation needs.
 
-use crate::arena::{Arena, Block, MemoryUse, Purpose};
+use crate::arena::{Arena, Block, Pinned};
 use crate::device::Device;
 use crate::gemm::Gemm;
 use crate::kernels::{Compiler, Kernels};
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use temper_tensor::{Buffer, DType, DeviceBuffer, Tensor};
+use temper_tensor::{Buffer, DType, DeviceBuffer, Purpose, Tensor};
 
 /// How to open the GPU.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,19 +89,9 @@ impl Cuda {
         &self.device
     }
 
-    /// Memory by purpose.
-    pub fn memory(&self) -> MemoryUse {
-        self.arena.usage()
-    }
-
-    /// Starts the memory peaks anew.
-    pub fn reset_memory_peak(&self) {
-        self.arena.reset_peak();
-    }
-
-    /// Until the scope is dropped, tensors are accounted to `purpose` (at first: activations).
-    pub fn purpose(&self, purpose: Purpose) -> PurposeScope<'_> {
-        PurposeScope { cuda: self, before: self.purpose.swap(purpose as u8, Ordering::Relaxed) }
+    /// See [`temper_tensor::Ops::account`].
+    pub(crate) fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        Purpose::ALL[self.purpose.swap(purpose as u8, Ordering::Relaxed) as usize]
     }
 
     /// Which attention serves bf16, for logs.
@@ -117,7 +107,14 @@ impl Cuda {
         let purpose = Purpose::ALL[self.purpose.load(Ordering::Relaxed) as usize];
         let len: usize = shape.iter().product();
         let block = self.arena.take(len * dtype.size(), purpose)?;
-        Ok(Tensor::new(Buffer::Device(Box::new(CudaBuffer { block, dtype, len })), shape))
+        Ok(Tensor::new(Buffer::Device(Box::new(CudaBuffer { memory: Memory::Device(block), dtype, len })), shape))
+    }
+
+    /// Zeros in pinned host memory, which kernels and copies reach at the same address.
+    pub(crate) fn pinned_zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        let len: usize = shape.iter().product();
+        let pinned = Pinned::zeros(self.device.clone(), len * dtype.size())?;
+        Ok(Tensor::new(Buffer::Device(Box::new(CudaBuffer { memory: Memory::Host(pinned), dtype, len })), shape))
     }
 
     /// Scratch memory of one operation; it may be dropped as soon as the operation is enqueued.
@@ -126,21 +123,14 @@ impl Cuda {
     }
 }
 
-/// See [`Cuda::purpose`].
-pub struct PurposeScope<'a> {
-    cuda: &'a Cuda,
-    before: u8,
+enum Memory {
+    Device(Block),
+    Host(Pinned),
 }
 
-impl Drop for PurposeScope<'_> {
-    fn drop(&mut self) {
-        self.cuda.purpose.store(self.before, Ordering::Relaxed);
-    }
-}
-
-/// A tensor's memory on the GPU.
+/// A tensor's memory, as the GPU reaches it.
 struct CudaBuffer {
-    block: Block,
+    memory: Memory,
     dtype: DType,
     len: usize,
 }
@@ -153,7 +143,10 @@ impl DeviceBuffer for CudaBuffer {
         self.len
     }
     fn address(&self) -> u64 {
-        self.block.address()
+        match &self.memory {
+            Memory::Device(block) => block.address(),
+            Memory::Host(pinned) => pinned.address(),
+        }
     }
     fn as_any(&self) -> &dyn Any {
         self

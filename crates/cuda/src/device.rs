@@ -36,6 +36,19 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
+/// Whether this machine has an NVIDIA GPU with a driver. A driver that is there but fails counts: opening it tells why.
+pub fn present() -> bool {
+    /// `CUDA_ERROR_STUB_LIBRARY` and `CUDA_ERROR_NO_DEVICE`.
+    const NONE: [i32; 2] = [34, 100];
+    let Ok(driver) = Driver::load() else { return false };
+    let mut count = 0;
+    // SAFETY: plain queries.
+    match unsafe { (driver.cuInit)(0) } {
+        0 => unsafe { (driver.cuDeviceGetCount)(&mut count) != 0 || count > 0 },
+        status => !NONE.contains(&status),
+    }
+}
+
 impl Device {
     /// Opens GPU number `ordinal` of the visible ones.
     pub fn open(driver: Driver, ordinal: usize) -> Result<Device> {
@@ -250,6 +263,18 @@ impl Event {
         let driver = &self.device.driver;
         driver.check(unsafe { (driver.cuEventElapsedTime)(&mut ms, earlier.event, self.event) }, "cuEventElapsedTime")?;
         Ok(ms as f64)
+    }
+}
+
+impl temper_tensor::Stamp for Event {
+    fn ms_since(&self, earlier: &dyn temper_tensor::Stamp) -> temper_tensor::Result<f64> {
+        let earlier = earlier.as_any().downcast_ref::<Event>();
+        let earlier = earlier.ok_or_else(|| temper_tensor::Error::Backend("a mark of another backend".into()))?;
+        self.wait()?;
+        Ok(self.since(earlier)?)
+    }
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
     }
 }
 

@@ -5,13 +5,13 @@
 #![allow(unsafe_code)] // calls into cuBLASLt
 
 use crate::Result;
-use crate::arena::{Arena, Block, Purpose};
+use crate::arena::{Arena, Block};
 use crate::device::Device;
 use crate::sys::cublaslt::*;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
-use temper_tensor::DType;
+use temper_tensor::{DType, Purpose};
 
 /// Workspace of all products; they run one after another on the one stream.
 const WORKSPACE: usize = 64 << 20;

@@ -20,7 +20,7 @@ mod ops;
 pub mod sdpa;
 pub mod sys;
 
-pub use arena::{MemoryUse, Purpose};
-pub use cuda::{Cuda, Options, PurposeScope};
+pub use cuda::{Cuda, Options};
+pub use device::present;
 pub use error::{Error, Result};
-pub use ops::{AdamWTypes, MasterState};
+pub use ops::AdamWTypes;

@@ -4,7 +4,7 @@
 
 use crate::linear::{Linear, LinearWork};
 use crate::param::ParamId;
-use crate::{Act, CachedStep, Cx, Grads, KvCache, Names, Result};
+use crate::{Act, CachedStep, Cx, Error, Grads, KvCache, Names, Parts, Result};
 use std::sync::Arc;
 use temper_config::Arch;
 use temper_tensor::{Tensor, View};
@@ -23,16 +23,28 @@ pub struct Attention {
     eps: f64,
 }
 
-/// What the backward pass needs.
+/// What the backward pass needs; a part may be missing until [`Attention::complete`] computes it again.
 pub struct Saved {
-    x: Act,
-    qkv: Tensor,
-    rstd: Option<Tensor>,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    x: Option<Act>,
+    qkv: Option<Tensor>,
+    heads: Option<Heads>,
     o: Tensor,
     lse: Tensor,
+}
+
+impl Saved {
+    /// Drops what is to be computed again.
+    pub fn drop_parts(&mut self, parts: Parts) {
+        if parts.norm {
+            self.x = None;
+        }
+        if parts.qkv {
+            self.qkv = None;
+        }
+        if parts.act || parts.qkv {
+            self.heads = None;
+        }
+    }
 }
 
 /// What the weight gradients need.
@@ -93,18 +105,27 @@ impl Attention {
     /// `y[T, H]` from `x[T, H]`, each token attending to its own document up to itself.
     pub fn forward(&self, cx: &Cx, x: Tensor) -> Result<(Tensor, Saved)> {
         let qkv = self.qkv.forward(cx, x.view())?;
-        let Heads { q, k, v, rstd } = self.prepare(cx, qkv.view())?;
+        let heads = self.prepare(cx, qkv.view())?;
+        let Heads { q, k, v, .. } = &heads;
         let mut o = cx.alloc(q.shape())?;
         let mut lse = cx.alloc_stat(&q.shape()[..2])?;
-        let cu_seqlens = cx.batch.cu_seqlens.view();
-        cx.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), cu_seqlens, self.scale())?;
+        cx.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), cx.seqs(), self.scale())?;
         let y = self.out.forward(cx, self.flat(&o))?;
-        Ok((y, Saved { x: Arc::new(x), qkv, rstd, q, k, v, o, lse }))
+        Ok((y, Saved { x: Some(Arc::new(x)), qkv: Some(qkv), heads: Some(heads), o, lse }))
+    }
+
+    /// Computes what was dropped again; `x` gives the input if that was.
+    pub fn complete(&self, cx: &Cx, saved: Saved, x: impl FnOnce() -> Result<Tensor>) -> Result<Saved> {
+        let x = saved.x.map_or_else(|| x().map(Arc::new), Ok)?;
+        let qkv = saved.qkv.map_or_else(|| self.qkv.forward(cx, x.view()), Ok)?;
+        let heads = saved.heads.map_or_else(|| self.prepare(cx, qkv.view()), Ok)?;
+        Ok(Saved { x: Some(x), qkv: Some(qkv), heads: Some(heads), ..saved })
     }
 
     /// `dx[T, H]` from `dy[T, H]`.
     pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act) -> Result<(Tensor, Work)> {
-        let Saved { x, qkv, rstd, q, k, v, o, lse } = saved;
+        let Saved { x: Some(x), qkv: Some(qkv), heads: Some(heads), o, lse } = saved else { return Err(Error::Incomplete) };
+        let Heads { q, k, v, rstd } = heads;
         let d_o = self.out.backward_input(cx, dy.view())?.reshape(o.shape());
         let (mut dq, mut dk, mut dv) = (cx.alloc(q.shape())?, cx.alloc(k.shape())?, cx.alloc(v.shape())?);
         cx.ops.attention_grad(
@@ -117,7 +138,7 @@ impl Attention {
             q.view(),
             k.view(),
             v.view(),
-            cx.batch.cu_seqlens.view(),
+            cx.seqs(),
             self.scale(),
         )?;
         let mut dqkv = cx.alloc(qkv.shape())?;
@@ -142,7 +163,7 @@ impl Attention {
         work.out.run(&self.out, cx, grads)?;
         work.qkv.run(&self.qkv, cx, grads)?;
         if let (Some((wq, wk)), Some(w)) = (self.qk_norm, work.norm) {
-            let (dwq, dwk) = grads.pair_mut(wq, wk)?;
+            let (dwq, dwk) = grads.add_to_pair(cx.ops, wq, wk)?;
             let (rope, positions) = (cx.rope_table(), cx.positions());
             cx.ops.qk_norm_grad_weight(dwq, dwk, w.dq.view(), w.dk.view(), w.qkv.view(), w.rstd.view(), rope, positions)?;
         }

@@ -16,6 +16,8 @@ pub struct Batch {
     pub positions: Tensor,
     /// Document boundaries from 0 to T, `[B+1]`.
     pub cu_seqlens: Tensor,
+    /// Tokens of the longest document.
+    pub longest: usize,
     /// What is trained, if anything.
     pub labels: Option<Labels>,
 }
@@ -50,7 +52,9 @@ impl Batch {
         if ends != (Some(&0), Some(&(tokens as i32))) || cu_seqlens.windows(2).any(|w| w[0] >= w[1]) {
             return Err(Error::Batch(format!("cu_seqlens must rise from 0 to {tokens}, found {cu_seqlens:?}")));
         }
-        Ok(Batch { ids: indices(ops, ids)?, positions: indices(ops, positions)?, cu_seqlens: indices(ops, cu_seqlens)?, labels: None })
+        let longest = cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
+        let (ids, positions, cu_seqlens) = (indices(ops, ids)?, indices(ops, positions)?, indices(ops, cu_seqlens)?);
+        Ok(Batch { ids, positions, cu_seqlens, longest, labels: None })
     }
 
     /// Adds targets (already shifted; [`IGNORE`] where not trained) and their loss weights, one per token.

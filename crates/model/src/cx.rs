@@ -2,7 +2,7 @@
 
 use crate::{Batch, Result, RopeTables, Weights};
 use std::sync::Arc;
-use temper_tensor::{DType, Ops, RopeTable, Tensor, View};
+use temper_tensor::{DType, Ops, PackedSeqs, RopeTable, Tensor, View};
 
 /// An activation (or its gradient) that several steps read: the residual path and a weight gradient, for example.
 pub type Act = Arc<Tensor>;
@@ -44,6 +44,11 @@ impl Cx<'_> {
     /// The rotary tables as operations take them.
     pub fn rope_table(&self) -> RopeTable<'_> {
         RopeTable { cos: self.rope.cos.view(), sin: self.rope.sin.view() }
+    }
+
+    /// The documents of the batch.
+    pub fn seqs(&self) -> PackedSeqs<'_> {
+        PackedSeqs { cu: self.batch.cu_seqlens.view(), longest: self.batch.longest }
     }
 
     /// Position of each token within its document, `[T]`.

@@ -5,7 +5,7 @@
 use crate::aux::AuxGrad;
 use crate::moe::Routing;
 use crate::norm::{self, RmsNorm};
-use crate::{Act, CachedStep, Cx, Grads, KvCache, Names, Result};
+use crate::{Act, CachedStep, Cx, Grads, KvCache, Names, Parts, Result};
 use crate::{attention, attention::Attention, mlp, mlp::Mlp, moe, moe::Moe};
 use std::sync::Arc;
 use temper_config::Arch;
@@ -58,6 +58,16 @@ enum FeedForwardWork {
 }
 
 impl Saved {
+    /// Itself without what is to be computed again.
+    pub fn without(mut self, parts: Parts) -> Saved {
+        self.attention.drop_parts(parts);
+        match &mut self.feed_forward {
+            SavedFeedForward::Dense(s) => s.drop_parts(parts),
+            SavedFeedForward::Experts(s) => s.drop_parts(parts),
+        }
+        self
+    }
+
     /// The router's decision, in a layer with experts.
     pub fn routing(&self) -> Option<&Routing> {
         match &self.feed_forward {
@@ -109,6 +119,19 @@ impl DecoderLayer {
         };
         cx.ops.add_assign(y.view_mut(), x1.view())?;
         Ok((Arc::new(y), Saved { norm1, attention, norm2, feed_forward }))
+    }
+
+    /// Computes again what [`Saved::without`] dropped.
+    pub fn complete(&self, cx: &Cx, saved: Saved) -> Result<Saved> {
+        let Saved { norm1, attention, norm2, feed_forward } = saved;
+        let attention = self.attention.complete(cx, attention, || self.norm1.again(cx, &norm1))?;
+        let x = || self.norm2.again(cx, &norm2);
+        let feed_forward = match (&self.feed_forward, feed_forward) {
+            (FeedForward::Dense(mlp), SavedFeedForward::Dense(s)) => SavedFeedForward::Dense(mlp.complete(cx, s, x)?),
+            (FeedForward::Experts(moe), SavedFeedForward::Experts(s)) => SavedFeedForward::Experts(Box::new(moe.complete(cx, *s, x)?)),
+            _ => return Err(mismatch()),
+        };
+        Ok(Saved { norm1, attention, norm2, feed_forward })
     }
 
     /// `dx[T, H]` from `dy[T, H]`. Experts also take the gradient of the auxiliary losses.

@@ -25,6 +25,6 @@ impl Embedding {
 
     /// Adds `dx[T, H]` to the gradient of the rows used.
     pub fn backward_weight(&self, cx: &Cx, dx: View, grads: &mut Grads) -> Result<()> {
-        Ok(cx.ops.embedding_grad(grads.get_mut(self.weight), dx, cx.batch.ids.view())?)
+        Ok(cx.ops.embedding_grad(grads.add_to(cx.ops, self.weight)?, dx, cx.batch.ids.view())?)
     }
 }

@@ -18,6 +18,9 @@ pub enum Error {
     /// A batch contradicts itself.
     #[error("batch: {0}")]
     Batch(String),
+    /// A backward pass was given activations that were dropped and not computed again (a bug of the caller).
+    #[error("backward: some activations were dropped and not computed again")]
+    Incomplete,
     /// The architecture cannot be run.
     #[error("architecture: {0}")]
     Arch(String),

@@ -25,6 +25,8 @@ pub struct Head {
     pub chunk_rows: usize,
 }
 
+/// Rows of a tile of matrix products on GPUs.
+const TILE: usize = 256;
 /// Default of [`Head::chunk_rows`].
 pub const CHUNK_ROWS: usize = 512;
 
@@ -62,7 +64,8 @@ impl Head {
             cx.ops.cross_entropy(losses, logits.view_mut(), targets, Some(weights))?;
             let dlogits = logits.view();
             cx.ops.gemm(dh.view_mut().slice_rows(rows), dlogits, Trans::No, w, Trans::No, Beta::Zero)?;
-            cx.ops.gemm(grads.get_mut(self.weight), dlogits, Trans::Yes, h, Trans::No, Beta::One)?;
+            let (dw, beta) = grads.sum_into(self.weight);
+            cx.ops.gemm(dw, dlogits, Trans::Yes, h, Trans::No, beta)?;
         }
         let (dselected, work) = self.norm.backward_input(cx, saved, dh, None)?;
         self.norm.backward_weight(cx, work, grads)?;
@@ -86,10 +89,12 @@ impl Head {
         Ok(logits)
     }
 
-    /// `0..rows` in equal parts of at most `chunk_rows`.
+    /// `0..rows` in nearly equal parts of at most `chunk_rows`, whole tiles of products where that makes no more parts.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let parts = rows.div_ceil(self.chunk_rows.max(1)).max(1);
         let size = rows.div_ceil(parts).max(1);
+        let tiles = size.next_multiple_of(TILE);
+        let size = if tiles <= self.chunk_rows { tiles } else { size };
         (0..rows).step_by(size).map(move |start| start..(start + size).min(rows))
     }
 

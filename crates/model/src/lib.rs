@@ -25,6 +25,7 @@ mod model;
 pub mod moe;
 pub mod norm;
 pub mod param;
+mod recompute;
 mod rope;
 mod weights;
 
@@ -35,7 +36,8 @@ pub use cx::{Act, Cx, StatView};
 pub use declare::{Names, Place, declare};
 pub use embed::Embedding;
 pub use error::{Error, Result};
-pub use head::Head;
-pub use model::{Kept, Model, Objective, Outputs, Recompute, finish_aux, loss_sum, read_floats};
+pub use head::{CHUNK_ROWS, Head};
+pub use model::{Kept, Model, Objective, Outputs, finish_aux, loss_sum, read_floats};
+pub use recompute::{Parts, Recompute};
 pub use rope::RopeTables;
 pub use weights::{Grads, Weights, init_piece};

@@ -40,9 +40,10 @@ impl Linear {
 
     /// `dW += dy^T . x`, `db += sum_t dy`.
     pub fn backward_weight(&self, cx: &Cx, x: View, dy: View, grads: &mut Grads) -> Result<()> {
-        cx.ops.gemm(grads.get_mut(self.weight), dy, Trans::Yes, x, Trans::No, Beta::One)?;
+        let (dw, beta) = grads.sum_into(self.weight);
+        cx.ops.gemm(dw, dy, Trans::Yes, x, Trans::No, beta)?;
         if let Some(bias) = self.bias {
-            cx.ops.bias_grad(grads.get_mut(bias), dy)?;
+            cx.ops.bias_grad(grads.add_to(cx.ops, bias)?, dy)?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! Legend: T tokens, H hidden size, I intermediate size.
 
 use crate::linear::{Linear, LinearWork};
-use crate::{Act, Cx, Grads, Names, Result};
+use crate::{Act, Cx, Error, Grads, Names, Parts, Result};
 use std::sync::Arc;
 use temper_config::Arch;
 use temper_tensor::Tensor;
@@ -16,11 +16,26 @@ pub struct Mlp {
     pub down: Linear,
 }
 
-/// What the backward pass needs.
+/// What the backward pass needs; a part may be missing until [`Mlp::complete`] computes it again.
 pub struct Saved {
-    x: Act,
-    gate_up: Tensor,
-    act: Tensor,
+    x: Option<Act>,
+    gate_up: Option<Tensor>,
+    act: Option<Tensor>,
+}
+
+impl Saved {
+    /// Drops what is to be computed again.
+    pub fn drop_parts(&mut self, parts: Parts) {
+        if parts.norm {
+            self.x = None;
+        }
+        if parts.mlp {
+            self.gate_up = None;
+        }
+        if parts.act || parts.mlp {
+            self.act = None;
+        }
+    }
 }
 
 /// What the weight gradients need.
@@ -44,15 +59,29 @@ impl Mlp {
     /// `y[T, H]` from `x[T, H]`.
     pub fn forward(&self, cx: &Cx, x: Tensor) -> Result<(Tensor, Saved)> {
         let gate_up = self.gate_up.forward(cx, x.view())?;
-        let mut act = cx.alloc(&[x.shape()[0], self.down.inputs])?;
-        cx.ops.swiglu(act.view_mut(), gate_up.view())?;
+        let act = self.activate(cx, &gate_up)?;
         let y = self.down.forward(cx, act.view())?;
-        Ok((y, Saved { x: Arc::new(x), gate_up, act }))
+        Ok((y, Saved { x: Some(Arc::new(x)), gate_up: Some(gate_up), act: Some(act) }))
+    }
+
+    /// silu(gate) * up, [T, I].
+    fn activate(&self, cx: &Cx, gate_up: &Tensor) -> Result<Tensor> {
+        let mut act = cx.alloc(&[gate_up.shape()[0], self.down.inputs])?;
+        cx.ops.swiglu(act.view_mut(), gate_up.view())?;
+        Ok(act)
+    }
+
+    /// Computes what was dropped again; `x` gives the input if that was.
+    pub fn complete(&self, cx: &Cx, saved: Saved, x: impl FnOnce() -> Result<Tensor>) -> Result<Saved> {
+        let x = saved.x.map_or_else(|| x().map(Arc::new), Ok)?;
+        let gate_up = saved.gate_up.map_or_else(|| self.gate_up.forward(cx, x.view()), Ok)?;
+        let act = saved.act.map_or_else(|| self.activate(cx, &gate_up), Ok)?;
+        Ok(Saved { x: Some(x), gate_up: Some(gate_up), act: Some(act) })
     }
 
     /// `dx[T, H]` from `dy[T, H]`.
     pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act) -> Result<(Tensor, Work)> {
-        let Saved { x, gate_up, act } = saved;
+        let Saved { x: Some(x), gate_up: Some(gate_up), act: Some(act) } = saved else { return Err(Error::Incomplete) };
         let dact = self.down.backward_input(cx, dy.view())?;
         let mut dgate_up = cx.alloc(gate_up.shape())?;
         cx.ops.swiglu_grad(dgate_up.view_mut(), dact.view(), gate_up.view())?;

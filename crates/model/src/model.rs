@@ -6,10 +6,11 @@ use crate::aux::{AuxGrad, AuxLoss, AuxSettings, AuxStats};
 use crate::decoder::{self, DecoderLayer};
 use crate::norm::RmsNorm;
 use crate::param::Param;
+use crate::recompute::Recompute;
 use crate::{Act, CachedStep, Cx, Embedding, Grads, Head, KvCache, Labels, Names, Result, RopeTables, Weights, declare};
 use std::ops::Range;
 use temper_config::Arch;
-use temper_tensor::{DType, Ops, Tensor};
+use temper_tensor::{DType, Ops, Phase, Tensor};
 
 /// A network. Holds no weights: those are in [`Weights`].
 pub struct Model {
@@ -23,16 +24,6 @@ pub struct Model {
     pub layers: Vec<DecoderLayer>,
     /// Last stage.
     pub head: Head,
-}
-
-/// What the forward pass keeps for the backward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Recompute {
-    /// All activations.
-    #[default]
-    None,
-    /// Only the input of each layer; its forward runs again just before its backward.
-    Full,
 }
 
 /// What one layer kept.
@@ -86,8 +77,10 @@ impl Model {
         let mut stats = self.aux_stats(cx, &objective.aux)?;
         let x = self.embed.forward(cx)?;
         let (x, kept) = self.forward_layers(cx, all.clone(), x, stats.as_mut(), objective.recompute)?;
+        cx.ops.phase(Phase::Head)?;
         let (losses, dx) = self.head.forward_backward(cx, &x, objective.loss_scale, grads)?;
         drop(x);
+        cx.ops.phase(Phase::Backward)?;
         let (aux, aux_grad) = finish_aux(cx, stats, &objective.aux)?;
         let dx = self.backward_layers(cx, all, kept, dx, &aux_grad, grads)?;
         self.embed.backward_weight(cx, dx.view(), grads)?;
@@ -142,6 +135,7 @@ impl Model {
             count(cx, layer, &saved, stats.as_deref_mut())?;
             kept.push(match recompute {
                 Recompute::None => Kept::Saved(Box::new(saved)),
+                Recompute::Selective(parts) => Kept::Saved(Box::new(saved.without(parts))),
                 Recompute::Full => Kept::Input(x),
             });
             x = y;
@@ -161,7 +155,7 @@ impl Model {
     ) -> Result<Act> {
         for (layer, kept) in self.layers[range].iter().zip(kept).rev() {
             let saved = match kept {
-                Kept::Saved(saved) => *saved,
+                Kept::Saved(saved) => layer.complete(cx, *saved)?,
                 Kept::Input(x) => layer.forward(cx, &x)?.1,
             };
             let (d, work) = layer.backward_input(cx, saved, &dx, aux)?;

@@ -4,7 +4,7 @@
 
 use crate::aux::AuxGrad;
 use crate::param::ParamId;
-use crate::{Act, Cx, Error, Grads, Names, Result};
+use crate::{Act, Cx, Error, Grads, Names, Parts, Result};
 use std::sync::Arc;
 use temper_config::Arch;
 use temper_tensor::{Beta, GroupedGemm, RouterGrad, Tensor, Trans};
@@ -45,16 +45,31 @@ struct Order {
     place: Tensor,
 }
 
-/// What the backward pass needs.
+/// What the backward pass needs; a part may be missing until [`Moe::complete`] computes it again.
 pub struct Saved {
-    x: Act,
+    x: Option<Act>,
     /// How the router decided.
     pub routing: Routing,
     order: Order,
-    rows: Tensor,
-    gate_up: Tensor,
-    act: Tensor,
-    out: Tensor,
+    rows: Option<Tensor>,
+    gate_up: Option<Tensor>,
+    act: Option<Tensor>,
+    out: Option<Tensor>,
+}
+
+impl Saved {
+    /// Drops what is to be computed again.
+    pub fn drop_parts(&mut self, parts: Parts) {
+        if parts.norm {
+            self.x = None;
+        }
+        if parts.moe {
+            (self.rows, self.gate_up, self.out) = (None, None, None);
+        }
+        if parts.act || parts.moe {
+            self.act = None;
+        }
+    }
 }
 
 /// What the weight gradients need.
@@ -90,22 +105,45 @@ impl Moe {
         let routing = self.route(cx, &x)?;
         let order = self.sort(cx, &routing.experts)?;
         let rows = self.gather(cx, &x, &order)?;
-        let s = rows.shape()[0];
-        let mut gate_up = cx.alloc(&[s, 2 * self.size])?;
-        let (w_gate_up, w_down) = (cx.weights.get(self.gate_up)?, cx.weights.get(self.down)?);
-        cx.ops.grouped_gemm(GroupedGemm::Forward, gate_up.view_mut(), rows.view(), w_gate_up, order.offsets.view())?;
-        let mut act = cx.alloc(&[s, self.size])?;
-        cx.ops.swiglu(act.view_mut(), gate_up.view())?;
-        let mut out = cx.alloc(&[s, self.hidden])?;
-        cx.ops.grouped_gemm(GroupedGemm::Forward, out.view_mut(), act.view(), w_down, order.offsets.view())?;
+        let gate_up = self.product(cx, &rows, self.gate_up, 2 * self.size, &order)?;
+        let act = self.activate(cx, &gate_up)?;
+        let out = self.product(cx, &act, self.down, self.hidden, &order)?;
         let mut y = cx.alloc(x.shape())?;
         cx.ops.moe_combine(y.view_mut(), out.view(), Some(routing.weights.view()), order.place.view())?;
-        Ok((y, Saved { x: Arc::new(x), routing, order, rows, gate_up, act, out }))
+        let (rows, gate_up, act, out) = (Some(rows), Some(gate_up), Some(act), Some(out));
+        Ok((y, Saved { x: Some(Arc::new(x)), routing, order, rows, gate_up, act, out }))
+    }
+
+    /// The product of every expert's rows with its matrix, [S, outputs].
+    fn product(&self, cx: &Cx, rows: &Tensor, weight: ParamId, outputs: usize, order: &Order) -> Result<Tensor> {
+        let mut y = cx.alloc(&[rows.shape()[0], outputs])?;
+        cx.ops.grouped_gemm(GroupedGemm::Forward, y.view_mut(), rows.view(), cx.weights.get(weight)?, order.offsets.view())?;
+        Ok(y)
+    }
+
+    /// silu(gate) * up, [S, I].
+    fn activate(&self, cx: &Cx, gate_up: &Tensor) -> Result<Tensor> {
+        let mut act = cx.alloc(&[gate_up.shape()[0], self.size])?;
+        cx.ops.swiglu(act.view_mut(), gate_up.view())?;
+        Ok(act)
+    }
+
+    /// Computes what was dropped again; `x` gives the input if that was.
+    pub fn complete(&self, cx: &Cx, saved: Saved, x: impl FnOnce() -> Result<Tensor>) -> Result<Saved> {
+        let Saved { x: kept, routing, order, rows, gate_up, act, out } = saved;
+        let x = kept.map_or_else(|| x().map(Arc::new), Ok)?;
+        let rows = rows.map_or_else(|| self.gather(cx, &x, &order), Ok)?;
+        let gate_up = gate_up.map_or_else(|| self.product(cx, &rows, self.gate_up, 2 * self.size, &order), Ok)?;
+        let act = act.map_or_else(|| self.activate(cx, &gate_up), Ok)?;
+        let out = out.map_or_else(|| self.product(cx, &act, self.down, self.hidden, &order), Ok)?;
+        Ok(Saved { x: Some(x), routing, order, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) })
     }
 
     /// `dx[T, H]` from `dy[T, H]` and from the auxiliary losses.
     pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act, aux: &AuxGrad) -> Result<(Tensor, Work)> {
-        let Saved { x, routing, order, rows, gate_up, act, out } = saved;
+        let Saved { x: Some(x), routing, order, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) } = saved else {
+            return Err(Error::Incomplete);
+        };
         let Order { offsets, source, place } = order;
         let (w_gate_up, w_down) = (cx.weights.get(self.gate_up)?, cx.weights.get(self.down)?);
         let mut dout = cx.alloc(out.shape())?;
@@ -128,10 +166,12 @@ impl Moe {
     /// Adds the gradients of the router and of every expert.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
         let Work { x, dlogits, offsets, rows, dgate_up, act, dout } = work;
-        cx.ops.grouped_gemm(GroupedGemm::WeightGrad, grads.get_mut(self.down), dout.view(), act.view(), offsets.view())?;
-        cx.ops.grouped_gemm(GroupedGemm::WeightGrad, grads.get_mut(self.gate_up), dgate_up.view(), rows.view(), offsets.view())?;
+        let (dw, beta) = grads.sum_into(self.down);
+        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dout.view(), act.view(), offsets.view())?;
+        let (dw, beta) = grads.sum_into(self.gate_up);
+        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dgate_up.view(), rows.view(), offsets.view())?;
         let x = cx.to_stat(x.view())?;
-        let mut dw = grads.get_mut(self.router);
+        let mut dw = grads.add_to(cx.ops, self.router)?;
         if dw.dtype() == dlogits.dtype() {
             cx.ops.gemm(dw, dlogits.view(), Trans::Yes, x.view(), Trans::No, Beta::One)?;
         } else {

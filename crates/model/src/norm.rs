@@ -36,6 +36,14 @@ impl RmsNorm {
         Ok((y, Saved { x: x.clone(), rstd }))
     }
 
+    /// The output again, from what was saved of it.
+    pub fn again(&self, cx: &Cx, saved: &Saved) -> Result<Tensor> {
+        let mut y = cx.alloc(saved.x.shape())?;
+        let mut rstd = cx.alloc_stat(saved.rstd.shape())?;
+        cx.ops.rms_norm(y.view_mut(), rstd.view_mut(), saved.x.view(), cx.weights.get(self.weight)?, self.eps)?;
+        Ok(y)
+    }
+
     /// `sum = a + b` and the norm of it.
     pub fn forward_sum(&self, cx: &Cx, a: View, b: View) -> Result<(Act, Tensor, Saved)> {
         let (mut sum, mut y) = (cx.alloc(a.shape())?, cx.alloc(a.shape())?);
@@ -57,7 +65,7 @@ impl RmsNorm {
     /// `dw += ...`.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
         let Work { saved, dy } = work;
-        cx.ops.rms_norm_grad_weight(grads.get_mut(self.weight), dy.view(), saved.x.view(), saved.rstd.view())?;
+        cx.ops.rms_norm_grad_weight(grads.add_to(cx.ops, self.weight)?, dy.view(), saved.x.view(), saved.rstd.view())?;
         Ok(())
     }
 }

@@ -6,4 +6,4 @@
 
 mod optimizer;
 
-pub use optimizer::{AdamWConfig, GradNorm, Optimizer};
+pub use optimizer::{AdamWConfig, Optimizer, Settled};

@@ -6,7 +6,7 @@
 #![allow(clippy::print_stdout)]
 
 use std::{hint::black_box, time::Instant};
-use temper_tensor::{AdamW, Beta, DType, Ops, Result, RopeTable, Tensor, Trans, cpu::Cpu};
+use temper_tensor::{AdamW, AdamWState, Beta, DType, Ops, PackedSeqs, Result, RopeTable, Tensor, Trans, cpu::Cpu};
 
 /// Tokens, hidden size, intermediate size, vocabulary, query heads, key heads, head size.
 const T: usize = 512;
@@ -117,15 +117,16 @@ impl Bench {
         let (q, k, v) = (self.randn(&[T, NQ, D])?, self.randn(&[T, NK, D])?, self.randn(&[T, NK, D])?);
         let (mut o, mut lse) = (self.randn(&[T, NQ, D])?, self.randn(&[T, NQ])?);
         let cu = Tensor::from_vec(vec![0, T as i32], &[2]);
+        let seqs = PackedSeqs { cu: cu.view(), longest: T };
         let (scale, causal) = (1.0 / (D as f64).sqrt(), (T * T * NQ * D) as f64);
         self.flops("attention (causal flops)", 2.0 * causal, || {
-            self.cpu.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), cu.view(), scale)
+            self.cpu.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), seqs, scale)
         })?;
         let (mut dq, mut dk, mut dv) = (self.randn(&[T, NQ, D])?, self.randn(&[T, NK, D])?, self.randn(&[T, NK, D])?);
         let dout = self.randn(&[T, NQ, D])?;
         self.flops("attention_grad (causal flops)", 5.0 * causal, || {
             let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-            self.cpu.attention_grad(dq, dk, dv, dout.view(), o.view(), lse.view(), q.view(), k.view(), v.view(), cu.view(), scale)
+            self.cpu.attention_grad(dq, dk, dv, dout.view(), o.view(), lse.view(), q.view(), k.view(), v.view(), seqs, scale)
         })
     }
 
@@ -161,8 +162,12 @@ impl Bench {
         })?;
         let n = V * H;
         let (mut w, mut m, mut v, g) = (self.randn(&[n])?, self.randn(&[n])?, self.cpu.zeros(DType::F32, &[n])?, self.randn(&[n])?);
-        let step = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3, grad_scale: 1.0 };
-        self.bytes("adamw", 7 * n, || self.cpu.adamw(w.view_mut(), m.view_mut(), v.view_mut(), g.view(), step))?;
+        let step = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
+        let clip = Tensor::from_vec(vec![1f32], &[1]);
+        self.bytes("adamw", 7 * n, || {
+            let state = AdamWState { weight: w.view_mut(), remainder: None, m: m.view_mut(), v: v.view_mut() };
+            self.cpu.adamw(state, g.view(), clip.view(), step)
+        })?;
         let mut out = self.cpu.zeros(DType::F64, &[1])?;
         self.bytes("sum_squares", n, || self.cpu.sum_squares(out.view_mut(), g.view()))?;
         let mut out = self.cpu.zeros(DType::I32, &[1])?;

@@ -3,7 +3,8 @@
 //! Rules for every operation:
 //! - The caller supplies the outputs. "overwritten" outputs may hold anything before; outputs marked `+=` accumulate.
 //! - Shapes and dtypes are checked at the boundary; a mismatch is an [`Error`](crate::Error), never a panic.
-//! - Activations and weights of one call share one dtype `A` (F64, F32, BF16); statistics have dtype
+//! - Activations and weights of one call share one dtype `A` (F64, F32, BF16); outputs marked `+=` that are gradients of
+//!   weights are of dtype `A` or, beside BF16, F32; statistics have dtype
 //!   [`A.stat()`](crate::DType::stat); indices are I32. Accumulation is at least f32, f64 for F64.
 //! - No operation reads device memory back to the host, except [`Ops::to_host`].
 //! - The result does not depend on the number of threads, and two equal calls give equal bits.
@@ -11,7 +12,7 @@
 //! Legend: T tokens of the packed batch, H hidden size, V vocabulary, D head size, Nq query heads, Nk key/value
 //! heads, I intermediate size, E experts, K experts per token, S = T*K routed rows, B sequences.
 
-use crate::{DType, Result, Tensor, View, ViewMut};
+use crate::{DType, MemoryUse, Phase, Purpose, Result, Stamp, Tensor, View, ViewMut};
 
 /// How a matrix operand is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +39,8 @@ pub enum GroupedGemm {
     Forward,
     /// `c[S, M] = a[S, N] . b[E, N, M]` per expert, overwritten.
     InputGrad,
-    /// `c[E, N, M] += a[S, N]^T . b[S, M]` per expert.
-    WeightGrad,
+    /// `c[E, N, M] = a[S, N]^T . b[S, M]` per expert, overwritten or accumulated; an expert without rows has the product 0.
+    WeightGrad(Beta),
 }
 
 /// Which load-balancing loss (facts and formulas: docs/NUMERICS.md).
@@ -58,6 +59,15 @@ pub struct RopeTable<'a> {
     pub cos: View<'a>,
     /// Sines.
     pub sin: View<'a>,
+}
+
+/// The sequences of a packed batch.
+#[derive(Clone, Copy)]
+pub struct PackedSeqs<'a> {
+    /// First row of each sequence and the end of the last, I32 [B+1], rising from 0 to T.
+    pub cu: View<'a>,
+    /// Length of the longest sequence, which the host knows: plans are chosen by it.
+    pub longest: usize,
 }
 
 /// Where the tokens of a step of generation sit in a paged KV cache.
@@ -97,8 +107,19 @@ pub struct AdamW {
     pub weight_decay: f64,
     /// Number of this step, from 1.
     pub step: u64,
-    /// Factor on the gradient (clipping).
-    pub grad_scale: f64,
+}
+
+/// What one AdamW step changes: a weight and its moments, of one shape.
+pub struct AdamWState<'a> {
+    /// The weight, of dtype A.
+    pub weight: ViewMut<'a>,
+    /// With BF16 weights, what makes them exact f32 masters: `bits(master) = (bits(weight) << 16) + remainder`, the remainder a
+    /// signed 16-bit number held in the bits of an F16 element, the weight the master rounded to nearest (ties away from zero).
+    pub remainder: Option<ViewMut<'a>>,
+    /// First moment, of the stat dtype, or BF16.
+    pub m: ViewMut<'a>,
+    /// Second moment, of the dtype of the first.
+    pub v: ViewMut<'a>,
 }
 
 /// A compute backend. Object-safe: layers hold `&dyn Ops` and never know which one it is.
@@ -106,12 +127,23 @@ pub trait Ops: Send + Sync {
     /// Name for logs, for example `cpu (2 threads)`.
     fn name(&self) -> String;
 
+    /// Whether tensors lie in the memory of a device, apart from the host's.
+    fn on_device(&self) -> bool {
+        false
+    }
+    /// Dtypes that weights and activations may have, the preferred one first.
+    fn dtypes(&self) -> &'static [DType];
+
     // ---- memory ----
 
     /// A tensor with unspecified contents.
     fn alloc(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
     /// A tensor of zeros.
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor>;
+    /// As [`Ops::zeros`], in host memory that the backend's operations reach: slower, for what is touched once a step.
+    fn zeros_on_host(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.zeros(dtype, shape)
+    }
     /// A copy of a host view on this backend.
     #[allow(clippy::wrong_self_convention)]
     fn from_host(&self, x: View) -> Result<Tensor>;
@@ -208,8 +240,8 @@ pub trait Ops: Send + Sync {
     // ---- attention ----
 
     /// Causal attention within each sequence of the packed batch. `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
-    /// softmax denominator of the scaled scores) overwritten. `cu_seqlens` I32 [B+1] from 0 to T. Query head h reads key head h / (Nq/Nk).
-    fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, cu_seqlens: View, scale: f64) -> Result<()>;
+    /// softmax denominator of the scaled scores) overwritten. Query head h reads key head h / (Nq/Nk).
+    fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()>;
     /// Overwrites `dq[T, Nq, D]`, `dk[T, Nk, D]`, `dv[T, Nk, D]`.
     fn attention_grad(
         &self,
@@ -222,7 +254,7 @@ pub trait Ops: Send + Sync {
         q: View,
         k: View,
         v: View,
-        cu_seqlens: View,
+        seqs: PackedSeqs,
         scale: f64,
     ) -> Result<()>;
     /// Writes `k[T, Nk, D]`, `v[T, Nk, D]` to rows `slots[T]` of the caches `[blocks, block_size, Nk, D]` seen as `[blocks*block_size, Nk*D]`.
@@ -287,10 +319,43 @@ pub trait Ops: Send + Sync {
 
     // ---- optimizer ----
 
-    /// `out[0] += sum(x^2)` in f64 for host backends; `out` is F64 `[1]`.
+    /// `out[0] += sum(x^2)`; `out` is F64 `[1]`, partial sums at least f32.
     fn sum_squares(&self, out: ViewMut, x: View) -> Result<()>;
     /// `out[0] +=` the number of NaN and infinite elements; `out` is I32 `[1]`.
     fn count_non_finite(&self, out: ViewMut, x: View) -> Result<()>;
-    /// One AdamW step on `w`, with moments `m`, `v` of the same shape; the gradient is read times `grad_scale`.
-    fn adamw(&self, w: ViewMut, m: ViewMut, v: ViewMut, grad: View, step: AdamW) -> Result<()>;
+    /// Gradient clipping without the host: `factor[0] = min(1, limit / (sqrt(squares[0]) + 1e-6))`, as torch's `clip_grad_norm_`;
+    /// 1 when `limit` is 0. NaN when `squares` or `guard` (F64 `[1]`) is not finite, which makes [`Ops::adamw`] change nothing.
+    /// `factor` is of the stat dtype.
+    fn clip_factor(&self, factor: ViewMut, squares: View, guard: View, limit: f64) -> Result<()>;
+    /// One AdamW step; the gradient (F32, or of dtype A) is read times `clip[0]` (stat dtype). Nothing changes when `clip[0]` is NaN.
+    fn adamw(&self, state: AdamWState, grad: View, clip: View, step: AdamW) -> Result<()>;
+    /// Splits F32 `values` into BF16 weights and remainders (see [`AdamWState::remainder`]).
+    fn master_split(&self, weight: ViewMut, remainder: ViewMut, values: View) -> Result<()>;
+    /// Joins BF16 weights and remainders to F32 `values`.
+    fn master_join(&self, values: ViewMut, weight: View, remainder: View) -> Result<()>;
+
+    // ---- observation ----
+
+    /// From here on tensors count as `purpose` (at first: activations). Returns the purpose so far.
+    fn account(&self, _purpose: Purpose) -> Purpose {
+        Purpose::Activations
+    }
+    /// Memory by purpose, where the backend keeps account of it.
+    fn memory(&self) -> Option<MemoryUse> {
+        None
+    }
+    /// Starts the memory peaks anew.
+    fn reset_memory_peak(&self) {}
+    /// A mark in the backend's order of work, for timing.
+    fn stamp(&self) -> Result<Box<dyn Stamp>> {
+        Ok(Box::new(std::time::Instant::now()))
+    }
+    /// What comes next belongs to this part of a step. Only [`Traced`](crate::Traced) takes note.
+    fn phase(&self, _phase: Phase) -> Result<()> {
+        Ok(())
+    }
+    /// Waits until everything enqueued is done.
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
 }

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use temper_tensor::{
-    AdamW, Balance, Beta, DType, Element, FromSlice, GroupedGemm, Ops, PagedSeqs, Result, RopeTable, RouterGrad, Tensor, Trans, View,
-    ViewMut, cpu::Cpu,
+    AdamW, AdamWState, Balance, Beta, DType, Element, FromSlice, GroupedGemm, Ops, PackedSeqs, PagedSeqs, Result, RopeTable, RouterGrad,
+    Tensor, Trans, View, ViewMut, cpu::Cpu,
 };
 
 /// One argument of an operation in a legal call.
@@ -83,9 +83,9 @@ fn dense(s: &mut Vec<Spec>) {
     });
     spec!(s, "sum_squares", [f64s(&[1])], [free(float(&[3, 4]))], |c, o, i| c.sum_squares(o(), i[0]));
     spec!(s, "count_non_finite", [int(&[0], &[1])], [free(float(&[7]))], |c, o, i| c.count_non_finite(o(), i[0]));
-    spec!(s, "adamw", [x.clone(), x.clone(), x.clone()], [x.clone()], |c, o, i| {
-        let step = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 1e-8, weight_decay: 0.0, step: 1, grad_scale: 1.0 };
-        c.adamw(o(), o(), o(), i[0], step)
+    spec!(s, "adamw", [x.clone(), x.clone(), x.clone()], [x.clone(), float(&[1])], |c, o, i| {
+        let step = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 1e-8, weight_decay: 0.0, step: 1 };
+        c.adamw(AdamWState { weight: o(), remainder: None, m: o(), v: o() }, i[0], i[1], step)
     });
 }
 
@@ -134,14 +134,17 @@ fn layers(s: &mut Vec<Spec>) {
 fn attention(s: &mut Vec<Spec>) {
     let (q, k, lse, cu) = (float(&[5, 4, 3]), float(&[5, 2, 3]), float(&[5, 4]), free(int(&[0, 2, 5], &[3])));
     spec!(s, "attention", [q.clone(), lse.clone()], [q.clone(), k.clone(), k.clone(), cu.clone()], |c, o, i| {
-        c.attention(o(), o(), i[0], i[1], i[2], i[3], 0.5)
+        c.attention(o(), o(), i[0], i[1], i[2], PackedSeqs { cu: i[3], longest: 3 }, 0.5)
     });
     spec!(
         s,
         "attention_grad",
         [q.clone(), k.clone(), k.clone()],
         [q.clone(), q.clone(), lse.clone(), q.clone(), k.clone(), k.clone(), cu.clone()],
-        |c, o, i| c.attention_grad(o(), o(), o(), i[0], i[1], i[2], i[3], i[4], i[5], i[6], 0.5)
+        |c, o, i| {
+            let seqs = PackedSeqs { cu: i[6], longest: 3 };
+            c.attention_grad(o(), o(), o(), i[0], i[1], i[2], i[3], i[4], i[5], seqs, 0.5)
+        }
     );
     let cache = float(&[4, 2, 2, 3]);
     spec!(s, "kv_cache_write", [cache.clone(), cache.clone()], [float(&[3, 2, 3]), float(&[3, 2, 3]), int(&[7, 0, 3], &[3])], |c, o, i| c
@@ -188,7 +191,7 @@ fn moe(s: &mut Vec<Spec>) {
         c.grouped_gemm(GroupedGemm::InputGrad, o(), i[0], i[1], i[2])
     });
     spec!(s, "grouped_gemm", [w.clone()], [dy.clone(), x.clone(), offsets.clone()], |c, o, i| {
-        c.grouped_gemm(GroupedGemm::WeightGrad, o(), i[0], i[1], i[2])
+        c.grouped_gemm(GroupedGemm::WeightGrad(Beta::One), o(), i[0], i[1], i[2])
     });
 }
 

@@ -2,7 +2,8 @@
 
 mod conformance;
 
-use temper_tensor::{DType, cpu::Cpu};
+use std::{collections::BTreeSet, sync::Arc};
+use temper_tensor::{DType, Level, Traced, cpu::Cpu};
 
 #[test]
 fn f64_agrees_with_the_naive_references() {
@@ -21,5 +22,21 @@ fn bits_do_not_depend_on_threads_or_repetition() {
         conformance::compare(&two, dtype, &one, dtype, 0.0);
         conformance::compare(&five, dtype, &one, dtype, 0.0);
         conformance::compare(&two, dtype, &two, dtype, 0.0);
+    }
+}
+
+/// Whatever is recorded, the answer is the wrapped backend's, and each operation is noted under its own name.
+#[test]
+fn a_recorded_backend_gives_equal_bits() {
+    let traced = Traced::new(Arc::new(Cpu::new(1)));
+    traced.start(Level::Operations).unwrap();
+    conformance::compare(&traced, DType::F32, &Cpu::new(1), DType::F32, 0.0);
+    let recording = traced.finish().unwrap();
+    let noted: BTreeSet<&str> = recording.calls.iter().map(|call| call.what.name).collect();
+    for name in ["gemm", "grouped_gemm", "attention_grad", "paged_attention", "add_rms_norm", "qkv_prepare", "moe_combine_grad", "adamw"] {
+        assert!(noted.contains(name), "{name}: {noted:?}");
+    }
+    for call in &recording.calls {
+        assert!(call.device.ms() >= 0.0 && call.host.ms() >= 0.0 && call.what.bytes.is_finite(), "{call:?}");
     }
 }

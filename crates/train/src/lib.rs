@@ -4,12 +4,16 @@
 //!
 //! Must not know: the command line, HTTP.
 
+pub mod bench;
+pub mod device;
 mod error;
 pub mod events;
 mod golden;
 mod guard;
+mod host;
 pub mod lr;
 mod measure;
+pub mod precision;
 pub mod run;
 mod run_dir;
 pub mod setup;
@@ -17,6 +21,7 @@ pub mod sft;
 mod slack;
 mod state;
 pub mod step;
+pub mod trace;
 pub mod verify;
 
 pub use error::{Error, Result};

@@ -1,24 +1,40 @@
 //! Model FLOPs and the memory of this process.
 
+use crate::device::Device;
 use temper_config::Arch;
+use temper_data::StepBatch;
 use temper_model::param::{Param, count};
+use temper_tensor::Ops;
 
 /// Counts the model FLOPs of a step (docs/NUMERICS.md, "Model FLOPs").
 #[derive(Clone, Copy, Debug)]
 pub struct Flops {
     per_token: f64,
     per_token_and_position: f64,
+    /// The device's dense peak, where it is known.
+    peak: Option<f64>,
 }
 
 impl Flops {
-    /// For an architecture and its parameters.
-    pub fn new(arch: &Arch, params: &[Param]) -> Flops {
+    /// For an architecture and its parameters on a backend of this name.
+    pub fn new(arch: &Arch, params: &[Param], backend: &str) -> Flops {
         let (_, active) = count(arch, params);
         let look_up = if arch.tied { 0 } else { arch.vocab * arch.hidden };
         Flops {
             per_token: 6.0 * (active as f64 - look_up as f64),
             per_token_and_position: 6.0 * (arch.layers * arch.heads * arch.head_dim) as f64,
+            peak: Device::of(backend).map(|d| d.peak_flops),
         }
+    }
+
+    /// Share of the device's dense bf16 peak; none where that is not known.
+    pub fn mfu(&self, flops_per_s: f64) -> Option<f64> {
+        self.peak.map(|peak| flops_per_s / peak)
+    }
+
+    /// FLOPs of a step, documents of every micro-batch.
+    pub fn of_step(&self, batch: &StepBatch) -> f64 {
+        self.of(batch.micro.iter().flat_map(|m| m.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize)))
     }
 
     /// FLOPs of forward and backward over documents of these lengths.
@@ -27,8 +43,11 @@ impl Flops {
     }
 }
 
-/// Largest resident memory of this process so far, in bytes; 0 where the system does not tell.
-pub fn peak_memory() -> u64 {
+/// Most memory used so far, in bytes: of the device where there is one, else of this process (0 where the system does not tell).
+pub fn peak_memory(ops: &dyn Ops) -> u64 {
+    if ops.on_device() {
+        return ops.memory().map_or(0, |m| m.reserved as u64);
+    }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024

@@ -1,14 +1,16 @@
 //! A run: everything that lives from its first step to its last.
 
+use crate::host::{OnHost, place};
+use crate::precision::{Precision, dtype_of};
 use crate::setup::{self, Prepared, Source};
 use crate::state::{Fixed, RunState, object};
 use crate::step::Trainer;
 use crate::{Error, Result, lr::LearningRate, run_dir};
 use std::{path::Path, sync::Arc, time::Instant};
 use temper_checkpoint::{ExportOptions, Loaded, Sidecar, Store};
-use temper_config::{Config, FloatType, Resolved};
+use temper_config::{Config, Resolved};
 use temper_data::{ChatTemplate, Loader, Masker, MicroBatch, Report, Tokenizer};
-use temper_tensor::{Buffer, DType, Ops, Tensor, View};
+use temper_tensor::Ops;
 
 /// Where a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +57,8 @@ pub struct Run {
 
 impl Run {
     /// Reads and checks everything, then makes the run folder. Until that last step nothing is written.
-    pub fn open(resolved: Resolved, begin: Begin, ops: Arc<dyn Ops>, started: Instant) -> Result<Run> {
+    pub fn open(mut resolved: Resolved, begin: Begin, ops: Arc<dyn Ops>, started: Instant) -> Result<Run> {
+        let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
         let source = setup::find_source(&resolved)?;
         let Prepared { source, tokenizer, template, dataset } = setup::prepare(&resolved, source)?;
@@ -74,7 +77,7 @@ impl Run {
                 "train.epochs: {samples} samples at these source weights make no step at all. Raise train.epochs or the weights in data.train, or give train.steps"
             )));
         }
-        let (mut trainer, said) = setup::trainer(config, &source, config.data.seq_len, ops)?;
+        let (mut trainer, said) = setup::trainer(config, &source, precision, config.data.seq_len, ops)?;
         notices.extend(said);
         let mut state = RunState {
             step: 0,
@@ -116,7 +119,7 @@ impl Run {
     /// Commits a checkpoint of the present state and removes the ones no longer wanted. Returns its folder, size, and notices.
     pub fn save(&self) -> Result<(String, u64, Vec<String>)> {
         let t = &self.trainer;
-        let weights = OnHost::new(&*t.ops, t.weights.iter())?;
+        let weights = t.masters()?;
         let m = OnHost::new(&*t.ops, t.optimizer.exp_avg.iter())?;
         let v = OnHost::new(&*t.ops, t.optimizer.exp_avg_sq.iter())?;
         let state = serde_json::to_value(&self.state).map_err(|e| Error::Input(format!("checkpoint state: {e}")))?;
@@ -128,15 +131,9 @@ impl Run {
 
     /// Writes the weights as a Hugging Face folder, `hf/` of the run folder.
     pub fn export(&self) -> Result<()> {
-        let weights = OnHost::new(&*self.trainer.ops, self.trainer.weights.iter())?;
-        let options = ExportOptions {
-            dtype: self.config().checkpoint.export_dtype.map(|f| match f {
-                FloatType::Float32 => DType::F32,
-                FloatType::Bfloat16 => DType::BF16,
-            }),
-            overwrite: true,
-            ..ExportOptions::default()
-        };
+        let weights = self.trainer.masters()?;
+        let options =
+            ExportOptions { dtype: self.config().checkpoint.export_dtype.map(dtype_of), overwrite: true, ..ExportOptions::default() };
         temper_checkpoint::export(&self.dir().join("hf"), &self.trainer.model.params, &weights.views(), &self.sidecar(), &options)?;
         Ok(())
     }
@@ -156,25 +153,6 @@ fn inputs<'a>(resolved: &'a Resolved, source: &'a Source) -> Vec<&'a Path> {
     let data = &resolved.config.data;
     let files = data.train.iter().chain(&data.eval).map(|s| s.path.as_path());
     [resolved.origin.as_path(), &source.model_dir, &source.tokenizer_dir].into_iter().chain(files).collect()
-}
-
-/// Tensors where files can be written from: as they lie in host memory, copied from a device.
-struct OnHost<'t> {
-    tensors: Vec<&'t Tensor>,
-    copies: Vec<Option<Tensor>>,
-}
-
-impl<'t> OnHost<'t> {
-    fn new(ops: &dyn Ops, tensors: impl Iterator<Item = &'t Tensor>) -> Result<OnHost<'t>> {
-        let tensors: Vec<&Tensor> = tensors.collect();
-        let copy = |t: &&Tensor| matches!(t.buffer(), Buffer::Device(_)).then(|| ops.to_host(t.view())).transpose();
-        let copies = tensors.iter().map(copy).collect::<temper_tensor::Result<_>>()?;
-        Ok(OnHost { tensors, copies })
-    }
-
-    fn views(&self) -> Vec<View<'_>> {
-        self.tensors.iter().zip(&self.copies).map(|(t, copy)| copy.as_ref().unwrap_or(t).view()).collect()
-    }
 }
 
 /// What was left out of the data, with counts: nothing is dropped in silence.
@@ -242,10 +220,9 @@ fn resume(loaded: Loaded, planned: RunState, trainer: &mut Trainer, notices: &mu
     notices.extend(state.told(&planned));
     notices.push(format!("resumed from {} (step {})", loaded.path.display(), state.step));
     let ops = trainer.ops.clone();
-    trainer.weights = temper_model::Weights::from_host(&trainer.model.params, loaded.weights, DType::F32, &*ops)?;
-    let adopt = |tensors: Vec<temper_tensor::Tensor>| tensors.into_iter().map(|t| ops.adopt(t)).collect::<temper_tensor::Result<Vec<_>>>();
-    trainer.optimizer.exp_avg = adopt(loaded.exp_avg)?;
-    trainer.optimizer.exp_avg_sq = adopt(loaded.exp_avg_sq)?;
+    trainer.set_weights(loaded.weights)?;
+    place(&*ops, &mut trainer.optimizer.exp_avg, loaded.exp_avg)?;
+    place(&*ops, &mut trainer.optimizer.exp_avg_sq, loaded.exp_avg_sq)?;
     trainer.optimizer.updates = state.updates;
     state.steps = planned.steps;
     (state.model_dir, state.optim) = (planned.model_dir, planned.optim);

@@ -1,14 +1,15 @@
 //! From a configuration to everything a run needs. Nothing is written here: a fault of the input leaves no trace.
 
+use crate::precision::Precision;
 use crate::step::{Settings, Trainer};
 use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
-use temper_config::{Arch, AuxLoss, Config, InitFrom, Resolved};
+use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
 use temper_data::{ChatTemplate, Dataset, Tokenizer};
-use temper_model::{Grads, Model, Recompute, RopeTables, Weights};
+use temper_model::{Grads, Model, Parts, Recompute, RopeTables, Weights, param::ParamId};
 use temper_parallel::{AdamWConfig, Optimizer};
-use temper_tensor::{Balance, DType, Ops};
+use temper_tensor::{Balance, DType, Ops, Purpose};
 
 /// A model folder and what was read from it.
 pub struct Source {
@@ -55,36 +56,87 @@ pub fn prepare(resolved: &Resolved, source: Source) -> Result<Prepared> {
 }
 
 /// Loads (or draws) the weights and allocates gradients and moments.
-pub fn trainer(config: &Config, source: &Source, longest: usize, ops: Arc<dyn Ops>) -> Result<(Trainer, Vec<String>)> {
+pub fn trainer(
+    config: &Config,
+    source: &Source,
+    precision: Precision,
+    longest: usize,
+    ops: Arc<dyn Ops>,
+) -> Result<(Trainer, Vec<String>)> {
     let arch = &source.arch;
-    let dtype = DType::F32;
-    let mut model = Model::new(arch)?;
-    if config.memory.loss_chunk > 0 {
-        model.head.chunk_rows = config.memory.loss_chunk;
-    }
+    let model = network(config, arch, precision, &*ops)?;
     let mut notices = arch.notices.clone();
-    let weights = match config.model.init {
-        InitFrom::Random => Weights::random(&model.params, config.train.seed, dtype, &*ops)?,
+    let host = match config.model.init {
+        InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
         InitFrom::Pretrained => {
-            let (tensors, said) = WeightsFolder::open(&source.model_dir)?.load(&model.params, dtype)?;
+            let (tensors, said) = WeightsFolder::open(&source.model_dir)?.load(&model.params, DType::F32)?;
             notices.extend(said);
-            Weights::from_host(&model.params, tensors, dtype, &*ops)?
+            tensors
         }
     };
+    let mut trainer = configured(config, model, precision, longest, ops)?;
+    trainer.set_weights(host)?;
+    Ok((trainer, notices))
+}
+
+/// Rows of logits that exist at once: each chunk reads and writes the gradient of the whole output matrix, so a GPU takes as many
+/// as fit 1.25 GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
+fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
+    let fit = (5usize << 28) / (arch.vocab * precision.weights.size()).max(1);
+    if ops.on_device() { (fit / 256 * 256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
+}
+
+/// The network of an architecture as the configuration wants it.
+pub(crate) fn network(config: &Config, arch: &Arch, precision: Precision, ops: &dyn Ops) -> Result<Model> {
+    let mut model = Model::new(arch)?;
+    model.head.chunk_rows = match config.memory.loss_chunk {
+        0 => loss_chunk(arch, precision, ops),
+        rows => rows,
+    };
+    Ok(model)
+}
+
+/// [`allocate`] as the configuration says, for documents of up to `longest` tokens.
+pub(crate) fn configured(config: &Config, model: Model, precision: Precision, longest: usize, ops: Arc<dyn Ops>) -> Result<Trainer> {
     let optim = &config.optim;
     let adamw = AdamWConfig { betas: optim.betas, eps: optim.eps, weight_decay: optim.weight_decay, clip: optim.clip };
-    Ok((
-        Trainer {
-            grads: Grads::zeros(&model.params, dtype, &*ops)?,
-            optimizer: Optimizer::new(&*ops, &model.params, dtype, adamw)?,
-            rope: RopeTables::new(&*ops, arch, longest.max(1), dtype)?,
-            settings: settings(config, arch)?,
-            model,
-            weights,
-            ops,
-        },
-        notices,
-    ))
+    let settings = settings(config, &model.arch)?;
+    let rope = RopeTables::new(&*ops, &model.arch, longest.max(1), precision.weights)?;
+    allocate(model, precision, adamw, settings, rope, ops)
+}
+
+/// Weights (unspecified), gradients and moments of a model: everything that lives from the first step to the last.
+pub fn allocate(
+    model: Model,
+    precision: Precision,
+    adamw: AdamWConfig,
+    settings: Settings,
+    rope: RopeTables,
+    ops: Arc<dyn Ops>,
+) -> Result<Trainer> {
+    let before = ops.account(Purpose::Weights);
+    let mut weights = Weights::empty(&model.params, precision.weights);
+    for (i, param) in model.params.iter().enumerate() {
+        weights.set(ParamId(i), ops.alloc(precision.weights, &param.shape)?);
+    }
+    ops.account(Purpose::Gradients);
+    let grads = Grads::zeros(&model.params, precision.grads, &*ops)?;
+    ops.account(Purpose::Optimizer);
+    let optimizer = Optimizer::new(&*ops, &model.params, precision.weights, precision.moments, precision.offload, adamw)?;
+    ops.account(before);
+    Ok(Trainer { ops, model, weights, grads, optimizer, rope, settings })
+}
+
+/// The parts of a layer that selective recomputation drops.
+fn parts(chosen: &[RecomputePart]) -> Parts {
+    let has = |part| chosen.contains(&part);
+    Parts {
+        norm: has(RecomputePart::Norm),
+        act: has(RecomputePart::Act),
+        moe: has(RecomputePart::Moe),
+        mlp: has(RecomputePart::Mlp),
+        qkv: has(RecomputePart::Qkv),
+    }
 }
 
 /// What is minimised: the loss, and for models with experts the auxiliary losses.
@@ -105,6 +157,7 @@ fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
     };
     let recompute = match config.memory.recompute {
         temper_config::Recompute::None => Recompute::None,
+        temper_config::Recompute::Selective => Recompute::Selective(parts(&config.memory.recompute_parts)),
         temper_config::Recompute::Full => Recompute::Full,
     };
     Ok(Settings { reduction: train.loss_reduction, balance, z_coef: train.z_loss_coef, recompute })

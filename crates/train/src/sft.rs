@@ -12,7 +12,7 @@ use temper_model::param::count;
 
 /// Trains from the run's next step to its last and leaves the final checkpoint (and export) behind.
 pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
-    let flops = Flops::new(&run.source.arch, &run.trainer.model.params);
+    let flops = Flops::new(&run.source.arch, &run.trainer.model.params, &run.trainer.ops.name());
     let began = Instant::now();
     if run.state.step >= run.state.steps {
         return finish_again(run, sink);
@@ -35,7 +35,15 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         run.state.lr = lr;
         end.tokens += batch.tokens() as u64;
         end.loss = done.loss;
-        sink.event(&Event::Step(step_event(step, &batch, &done, lr, &flops, clock.elapsed().as_secs_f64())));
+        sink.event(&Event::Step(step_event(
+            step,
+            &batch,
+            &done,
+            lr,
+            &flops,
+            peak_memory(&*run.trainer.ops),
+            clock.elapsed().as_secs_f64(),
+        )));
 
         let last = step == run.state.steps;
         if due(step, run.config().train.eval_every) || last {
@@ -64,7 +72,8 @@ fn skip_or_stop(run: &mut Run, step: usize, batch: &StepBatch, done: &StepResult
     Ok(())
 }
 
-fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops: &Flops, wall_s: f64) -> Step {
+fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops: &Flops, mem_peak_bytes: u64, wall_s: f64) -> Step {
+    let flops_per_s = flops.of_step(batch) / wall_s;
     Step {
         step,
         epoch: batch.epoch,
@@ -76,9 +85,9 @@ fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops:
         tokens: batch.tokens(),
         trained_tokens: batch.trained_tokens(),
         tokens_per_s: batch.tokens() as f64 / wall_s,
-        model_tflops: flops.of(lengths(batch)) / wall_s / 1e12,
-        mfu: None,
-        mem_peak_bytes: peak_memory(),
+        model_tflops: flops_per_s / 1e12,
+        mfu: flops.mfu(flops_per_s),
+        mem_peak_bytes,
         wall_s,
         skipped: !done.updated,
     }
@@ -98,10 +107,6 @@ fn finish_again(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
 
 fn due(step: usize, every: usize) -> bool {
     every > 0 && step.is_multiple_of(every)
-}
-
-fn lengths(batch: &StepBatch) -> impl Iterator<Item = usize> + '_ {
-    batch.micro.iter().flat_map(|m| m.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize))
 }
 
 fn announce(run: &mut Run, sink: &mut dyn Sink) {

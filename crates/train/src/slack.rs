@@ -6,10 +6,15 @@
 use crate::Result;
 use crate::step::Trainer;
 use temper_model::param::ParamId;
-use temper_tensor::View;
+use temper_tensor::{DType, View};
 
-/// Rounding noise of an f32 gradient, relative to the largest of its tensor: a few roundings.
-const NOISE: f64 = 1e-6;
+/// Rounding noise of a gradient, relative to the largest of its tensor: a few roundings of the activations.
+fn noise(activations: DType) -> f64 {
+    match activations {
+        DType::BF16 => 2e-2,
+        _ => 1e-6,
+    }
+}
 
 /// Constants of the optimizer that the bound needs.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +43,7 @@ impl Slack {
         let scale = (clip / (norm + 1e-6)).min(1.0);
         for (i, bounds) in self.bounds.iter_mut().enumerate() {
             let largest = host(trainer, trainer.grads.get(ParamId(i)))?.iter().fold(0f64, |m, g| m.max(f64::from(g.abs())));
-            let error = NOISE * largest * scale;
+            let error = noise(trainer.weights.dtype()) * largest * scale;
             for (bound, v) in bounds.iter_mut().zip(host(trainer, trainer.optimizer.exp_avg_sq[i].view())?) {
                 // A weight that never had a gradient (an embedding row outside the batch) is exact in any program.
                 if v > 0.0 {
@@ -55,8 +60,19 @@ impl Slack {
     }
 }
 
-/// A tensor's f32 elements on the host.
+/// A tensor's elements on the host, in f32.
 pub(crate) fn host(trainer: &Trainer, view: View) -> Result<Vec<f32>> {
-    let copy = trainer.ops.to_host(view)?;
+    let ops = &*trainer.ops;
+    let mut single = ops.alloc(DType::F32, view.shape())?;
+    ops.copy(single.view_mut(), view)?;
+    let copy = ops.to_host(single.view())?;
     Ok(copy.as_slice::<f32>().unwrap_or_default().to_vec())
+}
+
+/// A parameter's exact weights on the host: its f32 master where it has one.
+pub(crate) fn exact(trainer: &Trainer, id: ParamId) -> Result<Vec<f32>> {
+    match trainer.optimizer.master(&*trainer.ops, id.0, trainer.weights.get(id)?)? {
+        Some(master) => host(trainer, master.view()),
+        None => host(trainer, trainer.weights.get(id)?),
+    }
 }

@@ -9,8 +9,8 @@ use temper_data::{MicroBatch, StepBatch};
 use temper_model::{
     AuxSettings, Batch, Cx, Grads, Model, Objective, Outputs, Recompute, RopeTables, Weights, diagnose::diagnose, loss_sum, read_floats,
 };
-use temper_parallel::Optimizer;
-use temper_tensor::{Balance, DType, Ops};
+use temper_parallel::{Optimizer, Settled};
+use temper_tensor::{Balance, DType, Ops, Phase};
 
 /// Everything a step reads and changes. All of it is allocated before the first step.
 pub struct Trainer {
@@ -58,31 +58,60 @@ pub struct StepResult {
     pub updated: bool,
 }
 
+/// A micro-batch whose forward and backward passes are under way.
+pub struct Done {
+    /// What it leaves on the backend.
+    pub outputs: Outputs,
+    /// Its tokens.
+    pub batch: Batch,
+    /// Factor on its sum of weighted token losses.
+    pub loss_scale: f64,
+}
+
+/// Losses of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Losses {
+    /// Mean cross-entropy.
+    pub loss: f64,
+    /// Load-balancing loss without coefficient, mean over micro-batches.
+    pub aux_loss: Option<f64>,
+    /// Router z-loss, likewise.
+    pub z_loss: Option<f64>,
+}
+
 impl Trainer {
     /// One optimizer step at learning rate `lr`. Without an update when something is not finite.
     pub fn step(&mut self, batch: &StepBatch, lr: f64) -> Result<StepResult> {
-        let (loss, aux_loss, z_loss) = self.accumulate(batch)?;
-        let norm = self.optimizer.grad_norm(&*self.ops, &self.grads)?;
-        let updated = loss.is_finite() && norm.0.is_finite();
-        if updated {
-            self.optimizer.step(&*self.ops, &self.model.params, &mut self.weights, &self.grads, norm, lr)?;
-        }
-        Ok(StepResult { loss, aux_loss, z_loss, grad_norm: norm.0, updated })
+        let ops = self.ops.clone();
+        let done = self.accumulate(batch)?;
+        ops.phase(Phase::Norm)?;
+        self.optimizer.measure(&*ops, &self.grads, done.iter().map(|d| d.outputs.losses.view()))?;
+        ops.phase(Phase::Update)?;
+        self.optimizer.step(&*ops, &self.model.params, &mut self.weights, &self.grads, lr)?;
+        ops.phase(Phase::Report)?;
+        let Losses { loss, aux_loss, z_loss } = self.report(&done)?;
+        let Settled { grad_norm, updated } = self.optimizer.settle(&*ops)?;
+        ops.phase(Phase::Between)?;
+        Ok(StepResult { loss, aux_loss, z_loss, grad_norm, updated })
     }
 
-    /// Loss and gradients of a global batch; returns loss, load-balancing loss, z-loss.
-    pub fn accumulate(&mut self, batch: &StepBatch) -> Result<(f64, Option<f64>, Option<f64>)> {
+    /// Adds the gradients of a global batch up; nothing waits for the backend.
+    pub fn accumulate(&mut self, batch: &StepBatch) -> Result<Vec<Done>> {
         let ops = self.ops.clone();
-        self.grads.clear(&*ops)?;
+        ops.phase(Phase::Begin)?;
+        self.grads.begin();
         let scales = loss_scales(batch, self.settings.reduction);
-        let mut outputs: Vec<(Outputs, Batch)> = Vec::with_capacity(batch.micro.len());
-        for (micro, &loss_scale) in batch.micro.iter().zip(&scales) {
+        let mut done = Vec::with_capacity(batch.micro.len());
+        for (micro, loss_scale) in batch.micro.iter().zip(scales) {
+            ops.phase(Phase::Forward)?;
             let tokens = upload(&*ops, micro, self.weights.dtype())?;
             let objective = Objective { loss_scale, aux: self.aux(batch.micro.len()), recompute: self.settings.recompute };
             let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &tokens };
-            outputs.push((self.model.forward_backward(&cx, &mut self.grads, &objective)?, tokens));
+            let outputs = self.model.forward_backward(&cx, &mut self.grads, &objective)?;
+            done.push(Done { outputs, batch: tokens, loss_scale });
         }
-        self.report(&outputs, &scales)
+        self.grads.settle(&*ops)?;
+        Ok(done)
     }
 
     fn aux(&self, micro_batches: usize) -> Option<AuxSettings> {
@@ -91,21 +120,21 @@ impl Trainer {
         wanted.then_some(AuxSettings { kind, coef, z_coef: self.settings.z_coef, scale: 1.0 / micro_batches as f64 })
     }
 
-    /// Reads what the micro-batches left on the backend: the only wait of the step before the norm.
-    fn report(&self, outputs: &[(Outputs, Batch)], scales: &[f64]) -> Result<(f64, Option<f64>, Option<f64>)> {
+    /// Reads what the micro-batches left on the backend: the one place of a step that waits for it.
+    pub fn report(&self, done: &[Done]) -> Result<Losses> {
         let (mut loss, mut balance, mut z) = (0.0, 0.0, 0.0);
-        let share = 1.0 / outputs.len().max(1) as f64;
+        let share = 1.0 / done.len().max(1) as f64;
         let mut has_aux = false;
-        for ((out, batch), scale) in outputs.iter().zip(scales) {
-            loss += scale * loss_sum(&*self.ops, &out.losses, batch.labels()?)?;
-            if let Some(aux) = &out.aux {
+        for Done { outputs, batch, loss_scale } in done {
+            loss += loss_scale * loss_sum(&*self.ops, &outputs.losses, batch.labels()?)?;
+            if let Some(aux) = &outputs.aux {
                 has_aux = true;
                 balance += share * read_floats(&*self.ops, &aux.balance)?[0];
                 z += share * read_floats(&*self.ops, &aux.z)?[0];
             }
         }
         let aux_loss = (has_aux && self.settings.balance.is_some()).then_some(balance);
-        Ok((loss, aux_loss, (has_aux && self.settings.z_coef != 0.0).then_some(z)))
+        Ok(Losses { loss, aux_loss, z_loss: (has_aux && self.settings.z_coef != 0.0).then_some(z) })
     }
 
     /// What in a micro-batch is first not finite, in words. Runs it once more, slowly; the gradients are lost.

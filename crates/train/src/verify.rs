@@ -7,16 +7,18 @@
 //! Legend: B rows of the batch, S tokens of a row, V vocabulary.
 
 use crate::golden::{floats, integers};
-use crate::slack::{Constants, Slack, host};
-use crate::step::{Settings, Trainer};
+use crate::precision::Precision;
+use crate::setup::allocate;
+use crate::slack::{Constants, Slack, exact, host};
+use crate::step::{Losses, Settings, Trainer};
 use crate::{Error, Result};
 use serde::Serialize;
 use std::{path::Path, sync::Arc};
 use temper_checkpoint::{WeightsFolder, safetensors::File};
 use temper_config::{Arch, LossReduction};
 use temper_data::{IGNORE, MicroBatch, SampleId, StepBatch};
-use temper_model::{Batch, Cx, Grads, Model, Names, Recompute, RopeTables, Weights, param::ParamId, read_floats};
-use temper_parallel::{AdamWConfig, Optimizer};
+use temper_model::{Batch, Cx, Model, Names, Recompute, RopeTables, param::ParamId, read_floats};
+use temper_parallel::AdamWConfig;
 use temper_tensor::{Balance, DType, Ops};
 
 const LR: f64 = 1e-2;
@@ -121,21 +123,20 @@ fn bad(path: &Path, message: &str) -> Error {
     Error::Input(format!("{}: {message}", path.display()))
 }
 
-/// Compares the model in `folder` with the golden file, in f32.
-pub fn verify(folder: &Path, golden: &Path, ops: Arc<dyn Ops>) -> Result<Report> {
+/// Compares the model in `folder` with the golden file, with weights and activations of type `dtype`.
+pub fn verify(folder: &Path, golden: &Path, dtype: DType, ops: Arc<dyn Ops>) -> Result<Report> {
     let arch = Arch::from_folder(folder)?;
     let golden = Golden::open(golden, arch.vocab)?;
     let model = Model::new(&arch)?;
     let names = Names::new(&model.params);
     let (tensors, mut notices) = WeightsFolder::open(folder)?.load(&model.params, DType::F32)?;
     notices.extend(arch.notices.iter().cloned());
-    let weights = Weights::from_host(&model.params, tensors, DType::F32, &*ops)?;
-    let rope = RopeTables::new(&*ops, &arch, golden.len + 32, DType::F32)?;
-    let grads = Grads::zeros(&model.params, DType::F32, &*ops)?;
-    let optimizer = Optimizer::new(&*ops, &model.params, DType::F32, ADAMW)?;
+    let rope = RopeTables::new(&*ops, &arch, golden.len + 32, dtype)?;
     let aux = arch.moe.as_ref().map(|m| (Balance::Hf, if m.aux_in_loss { m.aux_coef } else { 0.0 }));
     let settings = Settings { reduction: LossReduction::Token, balance: aux, z_coef: 0.0, recompute: Recompute::None };
-    let mut trainer = Trainer { ops, model, weights, grads, optimizer, rope, settings };
+    let precision = Precision { weights: dtype, grads: DType::F32, moments: DType::F32, offload: false };
+    let mut trainer = allocate(model, precision, ADAMW, settings, rope, ops)?;
+    trainer.set_weights(tensors)?;
 
     let mut report = Report { items: Vec::new(), notices };
     compare_logits(&trainer, &golden, &mut report)?;
@@ -194,7 +195,8 @@ fn compare_greedy(before: Option<usize>, after: Option<usize>, want: &[i64], rep
 }
 
 fn compare_loss(trainer: &mut Trainer, golden: &Golden, names: &Names, report: &mut Report) -> Result<()> {
-    let (loss, aux_loss, _) = trainer.accumulate(&golden.batch())?;
+    let done = trainer.accumulate(&golden.batch())?;
+    let Losses { loss, aux_loss, .. } = trainer.report(&done)?;
     for (name, got) in [("loss", Some(loss + weighted(trainer, aux_loss))), ("aux_loss", aux_loss)] {
         if let (Some(want), Some(got)) = (golden.floats(name)?, got) {
             report.items.push(compare(name, &[got], &want));
@@ -227,7 +229,7 @@ fn compare_steps(trainer: &mut Trainer, golden: &Golden, names: &Names, report: 
             report.items.push(compare_scalars(name, &got, &want));
         }
     }
-    compare_named(golden, names, "trained/", report, |id| Ok((host(trainer, trainer.weights.get(id)?)?, Some(slack.of(id)))))
+    compare_named(golden, names, "trained/", report, |id| Ok((exact(trainer, id)?, Some(slack.of(id)))))
 }
 
 /// Compares gradients (`grad/`) or weights (`trained/`) under every name the file uses. `values` gives a parameter's elements

@@ -19,6 +19,9 @@ fn every_command_explains_itself() {
         &["checkpoint", "export"],
         &["generate"],
         &["verify"],
+        &["bench"],
+        &["bench", "step"],
+        &["bench", "ops"],
     ] {
         case.temper(&[commands, &["--help"]].concat()).ok().says(&["Usage: temper", "--threads"]);
     }
@@ -41,7 +44,8 @@ fn mistakes_in_the_configuration_are_named_with_their_remedy() {
         ("parallel.dp=2", "parallel.dp"),
         ("data.train=[\"none.jsonl\"]", "none.jsonl"),
         ("model.path=none", "none"),
-        ("precision.dtype=bfloat16", "float32"),
+        ("precision.dtype=bfloat16", "does not compute in bfloat16"),
+        ("precision.moments=bfloat16", "precision.moments"),
         ("train.eval_every=2", "data.eval"),
         ("train.aux_loss=hf", "train.aux_loss"),
         ("nonsense", "--set"),
@@ -80,6 +84,8 @@ fn a_reader_that_goes_away_is_no_failure() {
         &["generate", "../common/tiny-qwen3", "--chat", "Say stop.", "--json"],
         &["verify", model, "--golden", golden],
         &["verify", model, "--golden", golden, "--json"],
+        &["bench", "step", "../common/tiny-qwen3", "--seq", "8", "--steps", "1", "--ops"],
+        &["bench", "ops", "../common/tiny-qwen3", "--seq", "8", "--json"],
         &["--help"],
         &["sft", "--help"],
     ] {

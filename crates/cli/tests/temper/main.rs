@@ -3,6 +3,7 @@
 mod architectures;
 mod arguments;
 mod behaviour;
+mod bench;
 mod damage;
 mod data;
 mod export;

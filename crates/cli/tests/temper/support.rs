@@ -70,7 +70,12 @@ pub fn command(dir: &Path, args: &[&str]) -> Command {
 }
 
 fn isolated(command: &mut Command, dir: &Path) {
-    command.env("XDG_CACHE_HOME", dir.join(".cache")).env("HF_HUB_OFFLINE", "1").env_remove("TEMPER_LOG").env("NO_COLOR", "1");
+    command
+        .env("XDG_CACHE_HOME", dir.join(".cache"))
+        .env("HF_HUB_OFFLINE", "1")
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .env_remove("TEMPER_LOG")
+        .env("NO_COLOR", "1");
 }
 
 /// Runs a command to its end.

@@ -4,6 +4,7 @@
 mod keys;
 mod refuse;
 mod rope;
+mod shapes;
 
 use crate::arch::{Arch, ModelType, Moe};
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! Cases without sequences and experts. T tokens, H width, V vocabulary.
 
 use crate::case::{Case, Random, Role::*, Values, take};
-use temper_tensor::{AdamW, Beta, Trans};
+use temper_tensor::{AdamW, AdamWState, Beta, Trans};
 
 /// Element-wise operations over n elements.
 pub fn elementwise(n: usize) -> Vec<Case> {
@@ -159,13 +159,15 @@ pub fn cross_entropy(n: usize, v: usize) -> Vec<Case> {
 
 /// Optimizer operations over n elements.
 pub fn optimizer(n: usize) -> Vec<Case> {
-    let step = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3, grad_scale: 0.5 };
+    let step = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
     vec![
         Case::new(format!("adamw {n}"), move |ops, i, o| {
             let [w, m, v] = take(o)?;
-            ops.adamw(w.view_mut(), m.view_mut(), v.view_mut(), i[0].view(), step)
+            let state = AdamWState { weight: w.view_mut(), remainder: None, m: m.view_mut(), v: v.view_mut() };
+            ops.adamw(state, i[0].view(), i[1].view(), step)
         })
         .stat(&[n], 1.0)
+        .input(Stat, &[1], Values::Floats(vec![0.5]))
         .adds(Act, &[n])
         .adds(Stat, &[n])
         .changes(Stat, &[n], Values::Uniform(0.1, 1.0)),

@@ -1,7 +1,7 @@
 //! Cases of a mixture of experts. T tokens, E experts, K experts a token, S = T*K rows, H width, N matrix rows.
 
 use crate::case::{Case, Random, Role::*, Values, take};
-use temper_tensor::{Balance, GroupedGemm, RouterGrad};
+use temper_tensor::{Balance, Beta, GroupedGemm, RouterGrad};
 
 /// Experts of each token, without repetition. Skewed: low experts are chosen more, and expert 3 never (when there is room).
 fn choice(t: usize, e: usize, k: usize, skewed: bool) -> Vec<i32> {
@@ -161,6 +161,7 @@ pub fn grouped(rows: usize, e: usize, n: usize, m: usize, skewed: bool) -> Vec<C
     vec![
         form(GroupedGemm::Forward, &[rows, m], &[e, n, m], m).out(Act, &[rows, n]),
         form(GroupedGemm::InputGrad, &[rows, n], &[e, n, m], n).out(Act, &[rows, m]),
-        form(GroupedGemm::WeightGrad, &[rows, n], &[rows, m], rows / e.max(1)).adds(Stat, &[e, n, m]),
+        form(GroupedGemm::WeightGrad(Beta::One), &[rows, n], &[rows, m], rows / e.max(1)).adds(Stat, &[e, n, m]),
+        form(GroupedGemm::WeightGrad(Beta::Zero), &[rows, n], &[rows, m], rows / e.max(1)).out(Stat, &[e, n, m]),
     ]
 }

@@ -72,7 +72,7 @@ fn run() -> Result<bool, String> {
     if a.bench {
         report += &bench::run(&gpu, a.only.as_deref());
     }
-    let m = gpu.memory();
+    let m = gpu.memory().unwrap_or_default();
     let _ = writeln!(report, "memory: peak {} MiB, reserved {} MiB, {} growths", m.peak_total >> 20, m.reserved >> 20, m.growths);
     println!("{report}");
     if let Some(folder) = a.out {

@@ -4,8 +4,8 @@ use crate::case::{Case, Random, Role, Values, for_cpu, host, values};
 use crate::sequences::Heads;
 use crate::{dense, experts, sequences};
 use std::fmt::Write as _;
-use temper_cuda::{AdamWTypes, Cuda, MasterState};
-use temper_tensor::{AdamW, DType, Ops, Result, Tensor, cpu::Cpu};
+use temper_cuda::{AdamWTypes, Cuda};
+use temper_tensor::{AdamW, AdamWState, DType, Ops, Result, Tensor, cpu::Cpu};
 
 /// Largest relative error `|gpu - cpu| / |cpu|` (Frobenius) of an output.
 const F32_TOLERANCE: f64 = 1e-5;
@@ -214,14 +214,17 @@ fn master_weights(gpu: &Cuda, cpu: &Cpu) -> Result<String> {
         let mut squares = gpu.zeros(DType::F64, &[1])?;
         gpu.sum_squares(squares.view_mut(), gg.view())?;
         let mut factor = gpu.alloc(DType::F32, &[1])?;
-        gpu.clip_factor(factor.view_mut(), squares.view(), 1.0)?;
+        let guard = gpu.zeros(DType::F64, &[1])?;
+        gpu.clip_factor(factor.view_mut(), squares.view(), guard.view(), 1.0)?;
         let norm = values(&cg).iter().map(|x| x * x).sum::<f64>().sqrt();
-        let clip = (1.0 / (norm + 1e-6)).min(1.0);
+        let clip = Tensor::from_vec(vec![(1.0 / (norm + 1e-6)).min(1.0) as f32], &[1]);
         for step in 1..=3 {
-            let s = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step, grad_scale: 1.0 };
-            let state = MasterState { weight: weight.view_mut(), remainder: remainder.view_mut(), m: gm.view_mut(), v: gv.view_mut() };
-            gpu.adamw_master(state, gg.view(), s, Some(factor.view()))?;
-            cpu.adamw(cw.view_mut(), cm.view_mut(), cv.view_mut(), cg.view(), AdamW { grad_scale: clip, ..s })?;
+            let s = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
+            let remainder = Some(remainder.view_mut());
+            let state = AdamWState { weight: weight.view_mut(), remainder, m: gm.view_mut(), v: gv.view_mut() };
+            gpu.adamw(state, gg.view(), factor.view(), s)?;
+            let state = AdamWState { weight: cw.view_mut(), remainder: None, m: cm.view_mut(), v: cv.view_mut() };
+            cpu.adamw(state, cg.view(), clip.view(), s)?;
         }
         let mut joined = gpu.alloc(DType::F32, &[n])?;
         gpu.master_join(joined.view_mut(), weight.view(), remainder.view())?;

@@ -1,7 +1,7 @@
 //! Cases with sequences: QKV preparation, attention, generation. Nq query heads, Nk key heads, D head size.
 
 use crate::case::{Case, Random, Role::*, Values, take};
-use temper_tensor::{PagedSeqs, RopeTable};
+use temper_tensor::{PackedSeqs, PagedSeqs, RopeTable};
 
 /// Heads and their size.
 #[derive(Clone, Copy)]
@@ -101,13 +101,21 @@ pub fn attention(lengths: &[usize], h: Heads) -> Vec<Case> {
     let scale = 1.0 / (d as f64).sqrt();
     let pairs: f64 = lengths.iter().map(|l| (*l as f64).powi(2)).sum();
     let flops = 2.0 * pairs * (nq * d) as f64;
-    let b = lengths.len();
+    let (b, longest) = (lengths.len(), lengths.iter().copied().max().unwrap_or(0));
     let s = |op: &str| format!("{op} {b} sequences {t} tokens {nq}/{nk}/{d}");
     let inputs = |c: Case| c.act(&[t, nq, d], 1.0).act(&[t, nk, d], 1.0).act(&[t, nk, d], 1.0).ints(&[b + 1], starts.clone());
     vec![
         inputs(Case::new(s("attention"), move |ops, i, o| {
             let [out, lse] = take(o)?;
-            ops.attention(out.view_mut(), lse.view_mut(), i[0].view(), i[1].view(), i[2].view(), i[3].view(), scale)
+            ops.attention(
+                out.view_mut(),
+                lse.view_mut(),
+                i[0].view(),
+                i[1].view(),
+                i[2].view(),
+                PackedSeqs { cu: i[3].view(), longest },
+                scale,
+            )
         }))
         .out(Act, &[t, nq, d])
         .out(Stat, &[t, nq])
@@ -115,8 +123,9 @@ pub fn attention(lengths: &[usize], h: Heads) -> Vec<Case> {
         inputs(Case::new(s("attention and grad"), move |ops, i, o| {
             let [out, lse, dq, dk, dv] = take(o)?;
             let [q, k, v, cu, g] = [0, 1, 2, 3, 4].map(|n| i[n].view());
-            ops.attention(out.view_mut(), lse.view_mut(), q, k, v, cu, scale)?;
-            ops.attention_grad(dq.view_mut(), dk.view_mut(), dv.view_mut(), g, out.view(), lse.view(), q, k, v, cu, scale)
+            let seqs = PackedSeqs { cu, longest };
+            ops.attention(out.view_mut(), lse.view_mut(), q, k, v, seqs, scale)?;
+            ops.attention_grad(dq.view_mut(), dk.view_mut(), dv.view_mut(), g, out.view(), lse.view(), q, k, v, seqs, scale)
         }))
         .act(&[t, nq, d], 1.0)
         .out(Act, &[t, nq, d])

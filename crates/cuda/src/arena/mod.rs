@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // calls into the driver
 
 mod heap;
+mod pinned;
 mod staging;
 
 use crate::device::Device;
@@ -12,58 +13,10 @@ use crate::error::OutOfMemory;
 use crate::sys::driver::*;
 use crate::{Error, Result};
 use heap::Heap;
+pub use pinned::Pinned;
 pub use staging::Staging;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// What memory is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Model weights.
-    Weights,
-    /// Gradients of weights.
-    Gradients,
-    /// Optimizer state.
-    Optimizer,
-    /// Activations and their gradients.
-    Activations,
-    /// Scratch of a single operation.
-    Workspace,
-    /// Buffers of communication.
-    Communication,
-}
-
-impl Purpose {
-    /// All purposes, in the order of [`MemoryUse`].
-    pub const ALL: [Purpose; 6] =
-        [Purpose::Weights, Purpose::Gradients, Purpose::Optimizer, Purpose::Activations, Purpose::Workspace, Purpose::Communication];
-
-    /// Name for reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Purpose::Weights => "weights",
-            Purpose::Gradients => "gradients",
-            Purpose::Optimizer => "optimizer",
-            Purpose::Activations => "activations",
-            Purpose::Workspace => "workspace",
-            Purpose::Communication => "communication",
-        }
-    }
-}
-
-/// Bytes by purpose, in the order of [`Purpose::ALL`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MemoryUse {
-    /// In use now.
-    pub now: [usize; 6],
-    /// Most in use of each purpose since the last reset.
-    pub peak: [usize; 6],
-    /// Most in use altogether since the last reset.
-    pub peak_total: usize,
-    /// Physical memory the heap has taken from the device.
-    pub reserved: usize,
-    /// Times the heap asked the driver for memory.
-    pub growths: usize,
-}
+use temper_tensor::{MemoryUse, Purpose};
 
 /// Blocks are multiples of this many bytes and start at multiples of it.
 const ALIGN: usize = 512;
@@ -111,7 +64,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         let mut s = self.arena.lock();
         s.heap.give(self.offset, self.size);
-        s.usage.now[self.purpose as usize] -= self.size;
+        s.usage.give(self.purpose, self.size);
     }
 }
 
@@ -149,23 +102,18 @@ impl Arena {
                 s.heap.take(size).ok_or_else(|| self.out_of_memory(&s, size, purpose))?
             }
         };
-        let u = &mut s.usage;
-        u.now[purpose as usize] += size;
-        u.peak[purpose as usize] = u.peak[purpose as usize].max(u.now[purpose as usize]);
-        u.peak_total = u.peak_total.max(u.now.iter().sum());
+        s.usage.take(purpose, size);
         Ok(Block { arena: self.clone(), offset, size, purpose })
     }
 
     /// Bytes by purpose.
     pub fn usage(&self) -> MemoryUse {
-        self.lock().usage
+        MemoryUse { capacity: self.device.memory, ..self.lock().usage }
     }
 
     /// Starts the peaks anew.
     pub fn reset_peak(&self) {
-        let u = &mut self.lock().usage;
-        u.peak = u.now;
-        u.peak_total = u.now.iter().sum();
+        self.lock().usage.reset_peak();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -227,7 +175,7 @@ impl Arena {
         let part = |(p, bytes): (&Purpose, &usize)| format!("{} {:.2} GiB", p.name(), *bytes as f64 / (1u64 << 30) as f64);
         let held: Vec<String> = Purpose::ALL.iter().zip(&s.usage.now).filter(|x| *x.1 > 0).map(part).collect();
         let held = if held.is_empty() { "nothing".to_string() } else { held.join(", ") };
-        Error::OutOfMemory(Box::new(OutOfMemory { purpose: purpose.name(), wanted, total, free, held, largest: s.heap.largest() }))
+        Error::OutOfMemory(Box::new(OutOfMemory { purpose, wanted, total, free, held, largest: s.heap.largest() }))
     }
 }
 

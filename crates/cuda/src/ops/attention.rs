@@ -5,7 +5,7 @@ use super::Op;
 use crate::Cuda;
 use crate::kernels::{Grid, HEADS, MMA_HEADS, Variant, args};
 use crate::sdpa::{Addresses, Sizes};
-use temper_tensor::{DType, PagedSeqs, Result, View, ViewMut};
+use temper_tensor::{DType, PackedSeqs, PagedSeqs, Result, View, ViewMut};
 
 const PLAIN: &str = "attention.cu";
 const MMA: &str = "attention_mma.cu";
@@ -32,7 +32,7 @@ struct Inputs {
     scale: f32,
 }
 
-fn inputs(op: Op, q: View, k: View, v: View, cu_seqlens: View, scale: f64) -> Result<Inputs> {
+fn inputs(op: Op, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<Inputs> {
     let dtype = op.activation("q", q.dtype())?;
     let [t, nq, d] = op.dims("q", q)?;
     let [_, nk, _] = op.dims("k", k)?;
@@ -40,17 +40,17 @@ fn inputs(op: Op, q: View, k: View, v: View, cu_seqlens: View, scale: f64) -> Re
     if nk == 0 || nq % nk != 0 || d == 0 || d > largest {
         return op.wrong("q", q, format!("[T, Nq, D] with Nq a multiple of Nk = {nk} and D in 1..={largest}"));
     }
-    let [b1] = op.dims("cu_seqlens", cu_seqlens)?;
+    let [b1] = op.dims("seqs.cu", seqs.cu)?;
     if b1 < 2 && t > 0 {
-        return op.wrong("cu_seqlens", cu_seqlens, "[B+1] with at least one sequence");
+        return op.wrong("seqs.cu", seqs.cu, "[B+1] with at least one sequence");
     }
     Ok(Inputs {
         dtype,
-        sizes: Sizes { tokens: t, sequences: b1.saturating_sub(1), q_heads: nq, k_heads: nk, head: d },
+        sizes: Sizes { tokens: t, sequences: b1.saturating_sub(1), longest: seqs.longest, q_heads: nq, k_heads: nk, head: d },
         q: op.address("q", q)?,
         k: op.input("k", k, dtype, &[t, nk, d])?,
         v: op.input("v", v, dtype, &[t, nk, d])?,
-        cu: op.input("cu_seqlens", cu_seqlens, DType::I32, &[b1])?,
+        cu: op.input("seqs.cu", seqs.cu, DType::I32, &[b1])?,
         scale: scale as f32,
     })
 }
@@ -76,9 +76,9 @@ impl Inputs {
     }
 }
 
-pub fn forward(c: &Cuda, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, cu_seqlens: View, scale: f64) -> Result<()> {
+pub fn forward(c: &Cuda, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()> {
     let op = Op("attention");
-    let x = inputs(op, q, k, v, cu_seqlens, scale)?;
+    let x = inputs(op, q, k, v, seqs, scale)?;
     let z = x.sizes;
     let o = op.output("o", &o, x.dtype, &[z.tokens, z.q_heads, z.head])?;
     let lse = op.output("lse", &lse, DType::F32, &[z.tokens, z.q_heads])?;
@@ -105,11 +105,11 @@ pub fn backward(
     q: View,
     k: View,
     v: View,
-    cu_seqlens: View,
+    seqs: PackedSeqs,
     scale: f64,
 ) -> Result<()> {
     let op = Op("attention_grad");
-    let x = inputs(op, q, k, v, cu_seqlens, scale)?;
+    let x = inputs(op, q, k, v, seqs, scale)?;
     let z = x.sizes;
     let (qs, ks) = ([z.tokens, z.q_heads, z.head], [z.tokens, z.k_heads, z.head]);
     let (dq, dk, dv) = (op.output("dq", &dq, x.dtype, &qs)?, op.output("dk", &dk, x.dtype, &ks)?, op.output("dv", &dv, x.dtype, &ks)?);

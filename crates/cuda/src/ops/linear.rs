@@ -70,20 +70,20 @@ pub fn grouped_gemm(cuda: &Cuda, kind: GroupedGemm, c: ViewMut, a: View, b: View
     let offsets = op.input("offsets", offsets, DType::I32, &[e + 1])?;
     // The matrices [E, N, M] are b, except for the weight gradient, whose result they are.
     let [_, n, m] = match kind {
-        GroupedGemm::WeightGrad => op.dims("c", c.as_view())?,
+        GroupedGemm::WeightGrad(_) => op.dims("c", c.as_view())?,
         _ => op.dims("b", b)?,
     };
     let s = a.rows();
     let (ca, cb, cc): (&[usize], &[usize], &[usize]) = match kind {
         GroupedGemm::Forward => (&[s, m], &[e, n, m], &[s, n]),
         GroupedGemm::InputGrad => (&[s, n], &[e, n, m], &[s, m]),
-        GroupedGemm::WeightGrad => (&[s, n], &[s, m], &[e, n, m]),
+        GroupedGemm::WeightGrad(_) => (&[s, n], &[s, m], &[e, n, m]),
     };
     let result = op.one_of("c", c.dtype(), &[dtype, DType::F32])?;
     let at = Operands { a: op.input("a", a, dtype, ca)?, b: op.input("b", b, dtype, cb)?, c: op.output("c", &c, result, cc)? };
     let sizes = Sizes { e, n, m, s };
     if s == 0 {
-        return Ok(());
+        return if kind == GroupedGemm::WeightGrad(Beta::Zero) { elementwise::fill(cuda, c, 0.0) } else { Ok(()) };
     }
     // 16-byte rows and addresses, and tiles of 256 columns that are not mostly empty.
     let aligned = [at.a, at.b].iter().all(|x| x.is_multiple_of(16)) && n % 8 == 0 && m % 8 == 0 && at.c.is_multiple_of(16);
@@ -101,18 +101,20 @@ fn hopper(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, result: DType,
     let (kernel, ta, tb) = match kind {
         GroupedGemm::Forward => ("grouped_forward", map(at.a, z.s, z.m, 128)?, map(at.b, matrices, z.m, 256)?),
         GroupedGemm::InputGrad => ("grouped_input", map(at.a, z.s, z.n, 128)?, map(at.b, matrices, z.m, 64)?),
-        GroupedGemm::WeightGrad => ("grouped_weight", map(at.a, z.s, z.n, 64)?, map(at.b, z.s, z.m, 64)?),
+        GroupedGemm::WeightGrad(_) => ("grouped_weight", map(at.a, z.s, z.n, 64)?, map(at.b, z.s, z.m, 64)?),
     };
     const STAGE: usize = (128 + 256) * 64 * 2;
     const STRIPS: usize = 8 * 16 * (64 + 8) * 4;
-    let shared = if kind == GroupedGemm::WeightGrad { 3 * STAGE + STRIPS } else { 4 * STAGE };
+    let shared = if matches!(kind, GroupedGemm::WeightGrad(_)) { 3 * STAGE + STRIPS } else { 4 * STAGE };
     let grid = Grid::line(cuda.device.multiprocessors, 384).shared(shared);
-    let (f32_out, e, n, m) = ((result == DType::F32) as i32, z.e as i32, z.n as i32, z.m as i32);
+    // OUT_F32 and OUT_ADD of the kernel.
+    let out = (result == DType::F32) as i32 | if adds(kind) { 2 } else { 0 };
+    let (e, n, m) = (z.e as i32, z.n as i32, z.m as i32);
     let mut pointers: [*mut c_void; 8] = [
         (&raw const ta).cast_mut().cast(),
         (&raw const tb).cast_mut().cast(),
         (&raw const at.c).cast_mut().cast(),
-        (&raw const f32_out).cast_mut().cast(),
+        (&raw const out).cast_mut().cast(),
         (&raw const offsets).cast_mut().cast(),
         (&raw const e).cast_mut().cast(),
         (&raw const n).cast_mut().cast(),
@@ -123,6 +125,10 @@ fn hopper(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, result: DType,
     Ok(())
 }
 
+fn adds(kind: GroupedGemm) -> bool {
+    kind == GroupedGemm::WeightGrad(Beta::One)
+}
+
 fn portable(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, dtype: DType, result: DType, offsets: u64) -> Result<()> {
     let bf16 = dtype == DType::BF16;
     let tile = if bf16 { 128 } else { 64 };
@@ -130,15 +136,15 @@ fn portable(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, dtype: DType
     let (kernel, cols) = match kind {
         GroupedGemm::Forward => ("grouped_forward", z.n),
         GroupedGemm::InputGrad => ("grouped_input", z.m),
-        GroupedGemm::WeightGrad => ("grouped_weight", z.m),
+        GroupedGemm::WeightGrad(_) => ("grouped_weight", z.m),
     };
     // The host does not know how many rows an expert has: every expert may add one partly filled tile.
     let blocks = match kind {
-        GroupedGemm::WeightGrad => [cols.div_ceil(tile), z.n.div_ceil(tile), z.e],
+        GroupedGemm::WeightGrad(_) => [cols.div_ceil(tile), z.n.div_ceil(tile), z.e],
         _ => [cols.div_ceil(tile), if z.s == 0 { 0 } else { z.s / tile + z.e }, 1],
     };
     let aligned = vectors(dtype, z.n, &[at.a, at.b]) && vectors(dtype, z.m, &[at.a, at.b]);
     let grid = Grid { blocks, threads: 256, shared };
-    let a = args![at.c, result == DType::F32, at.a, at.b, offsets, z.e, z.n, z.m, aligned];
+    let a = args![at.c, result == DType::F32, adds(kind), at.a, at.b, offsets, z.e, z.n, z.m, aligned];
     Ok(cuda.kernels.launch("gemm_grouped.cu", Variant::of(dtype, false), kernel, grid, a)?)
 }

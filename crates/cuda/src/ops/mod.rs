@@ -14,12 +14,13 @@ mod reduce;
 mod router;
 mod swiglu;
 
-pub use optimizer::{AdamWTypes, MasterState};
+pub use optimizer::AdamWTypes;
 
 use crate::Cuda;
 use check::{Op, vectors};
 use temper_tensor::{
-    AdamW, Balance, Beta, DType, GroupedGemm, Ops, PagedSeqs, Result, RopeTable, RouterGrad, Tensor, Trans, View, ViewMut,
+    AdamW, AdamWState, Balance, Beta, DType, GroupedGemm, MemoryUse, Ops, PackedSeqs, PagedSeqs, Purpose, Result, RopeTable, RouterGrad,
+    Stamp, Tensor, Trans, View, ViewMut,
 };
 
 impl Cuda {
@@ -40,11 +41,21 @@ impl Ops for Cuda {
         format!("cuda ({}, compute capability {a}.{b})", self.device.name)
     }
 
+    fn on_device(&self) -> bool {
+        true
+    }
+    fn dtypes(&self) -> &'static [DType] {
+        &[DType::BF16, DType::F32]
+    }
+
     fn alloc(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         Ok(self.tensor(dtype, shape)?)
     }
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         elementwise::zeros(self, dtype, shape)
+    }
+    fn zeros_on_host(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.pinned_zeros(dtype, shape)?)
     }
     fn from_host(&self, x: View) -> Result<Tensor> {
         elementwise::from_host(self, x)
@@ -141,8 +152,8 @@ impl Ops for Cuda {
         qkv::grad_weight(self, dwq, dwk, dq, dk, qkv, rstd, rope, positions)
     }
 
-    fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, cu_seqlens: View, scale: f64) -> Result<()> {
-        attention::forward(self, o, lse, q, k, v, cu_seqlens, scale)
+    fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()> {
+        attention::forward(self, o, lse, q, k, v, seqs, scale)
     }
     fn attention_grad(
         &self,
@@ -155,10 +166,10 @@ impl Ops for Cuda {
         q: View,
         k: View,
         v: View,
-        cu_seqlens: View,
+        seqs: PackedSeqs,
         scale: f64,
     ) -> Result<()> {
-        attention::backward(self, dq, dk, dv, dout, o, lse, q, k, v, cu_seqlens, scale)
+        attention::backward(self, dq, dk, dv, dout, o, lse, q, k, v, seqs, scale)
     }
     fn kv_cache_write(&self, cache_k: ViewMut, cache_v: ViewMut, k: View, v: View, slots: View) -> Result<()> {
         attention::kv_cache_write(self, cache_k, cache_v, k, v, slots)
@@ -237,7 +248,34 @@ impl Ops for Cuda {
     fn count_non_finite(&self, out: ViewMut, x: View) -> Result<()> {
         reduce::count_non_finite(self, out, x)
     }
-    fn adamw(&self, w: ViewMut, m: ViewMut, v: ViewMut, grad: View, step: AdamW) -> Result<()> {
-        optimizer::adamw(self, w, m, v, grad, step)
+    fn clip_factor(&self, factor: ViewMut, squares: View, guard: View, limit: f64) -> Result<()> {
+        optimizer::clip_factor(self, factor, squares, guard, limit)
+    }
+    fn adamw(&self, state: AdamWState, grad: View, clip: View, step: AdamW) -> Result<()> {
+        optimizer::adamw(self, state, grad, clip, step)
+    }
+    fn master_split(&self, weight: ViewMut, remainder: ViewMut, values: View) -> Result<()> {
+        optimizer::master_split(self, weight, remainder, values)
+    }
+    fn master_join(&self, values: ViewMut, weight: View, remainder: View) -> Result<()> {
+        optimizer::master_join(self, values, weight, remainder)
+    }
+
+    fn account(&self, purpose: Purpose) -> Purpose {
+        self.set_purpose(purpose)
+    }
+    fn memory(&self) -> Option<MemoryUse> {
+        Some(self.arena.usage())
+    }
+    fn reset_memory_peak(&self) {
+        self.arena.reset_peak();
+    }
+    fn stamp(&self) -> Result<Box<dyn Stamp>> {
+        let event = self.device.event()?;
+        event.record()?;
+        Ok(Box::new(event))
+    }
+    fn wait(&self) -> Result<()> {
+        Ok(self.device.synchronize()?)
     }
 }

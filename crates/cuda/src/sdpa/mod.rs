@@ -28,6 +28,8 @@ pub struct Sizes {
     pub tokens: usize,
     /// Sequences.
     pub sequences: usize,
+    /// Tokens of the longest.
+    pub longest: usize,
     /// Query heads.
     pub q_heads: usize,
     /// Key heads.
@@ -191,12 +193,11 @@ impl State {
     }
 }
 
-/// Plans accept fewer and shorter sequences than they are compiled for, so sizes are rounded up to powers of two. The
-/// lengths are on the device, hence the longest sequence may be the whole batch.
+/// Plans accept fewer and shorter sequences than they are compiled for, so sizes are rounded up to powers of two.
 fn bucket(z: Sizes) -> Shape {
     Shape {
         b: z.sequences.next_power_of_two() as i64,
-        s: z.tokens.next_power_of_two().max(128) as i64,
+        s: z.longest.next_power_of_two().max(128) as i64,
         hq: z.q_heads as i64,
         hk: z.k_heads as i64,
         d: z.head as i64,

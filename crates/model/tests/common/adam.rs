@@ -8,7 +8,7 @@
 use super::{Setup, floats, host};
 use temper_model::Grads;
 use temper_model::param::ParamId;
-use temper_tensor::{AdamW, DType, Ops, Rng};
+use temper_tensor::{AdamW, AdamWState, DType, Ops, Rng};
 
 /// AdamW as tests/fixtures/README.md describes it.
 pub struct Optimizer {
@@ -31,12 +31,13 @@ impl Optimizer {
             s.ops.sum_squares(squares.view_mut(), grads.get(id)).unwrap();
         }
         let norm = s.read(&squares)[0].sqrt();
-        let grad_scale = (1.0 / (norm + 1e-6)).min(1.0);
+        let clip = floats(&s.ops, &[(1.0 / (norm + 1e-6)).min(1.0)], &[1], s.dtype);
         for id in ids() {
             let weight_decay = if s.model.params[id.0].decay { 0.1 } else { 0.0 };
-            let constants = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, step: self.steps, grad_scale };
-            let w = s.weights.get_mut(id).unwrap();
-            s.ops.adamw(w, self.m.get_mut(id), self.v.get_mut(id), grads.get(id), constants).unwrap();
+            let constants = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, step: self.steps };
+            let (weight, m, v) = (s.weights.get_mut(id).unwrap(), self.m.sum_into(id).0, self.v.sum_into(id).0);
+            let state = AdamWState { weight, remainder: None, m, v };
+            s.ops.adamw(state, grads.get(id), clip.view(), constants).unwrap();
         }
         norm
     }
@@ -65,7 +66,7 @@ pub fn blur(s: &Setup, grads: &mut Grads, rounding: &[f64], rng: &Rng) {
             draws += 1;
         }
         let blurred = floats(&s.ops, &values, &s.model.params[i].shape, s.dtype);
-        s.ops.copy(grads.get_mut(ParamId(i)), blurred.view()).unwrap();
+        s.ops.copy(grads.sum_into(ParamId(i)).0, blurred.view()).unwrap();
     }
 }
 

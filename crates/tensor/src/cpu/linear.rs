@@ -78,20 +78,20 @@ pub(super) fn grouped_gemm<T: Float>(cpu: &Cpu, kind: GroupedGemm, c: ViewMut, a
     let offsets = op.read::<i32>("offsets", offsets, &[e1])?;
     let [s, a1] = op.dims("a", a.shape())?;
     op.bounds("offsets", offsets, s)?;
-    let weights_shape = if kind == GroupedGemm::WeightGrad { c.shape() } else { b.shape() };
+    let weights_shape = if matches!(kind, GroupedGemm::WeightGrad(_)) { c.shape() } else { b.shape() };
     let [we, n, m] = op.dims("weights [E, N, M]", weights_shape)?;
     op.require(we == experts, "weights [E, N, M]", &[we, n, m], "E as in offsets [E+1]")?;
     let (a_width, c_shape, b_shape): (_, &[usize], &[usize]) = match kind {
         GroupedGemm::Forward => (m, &[s, n], &[experts, n, m]),
         GroupedGemm::InputGrad => (n, &[s, m], &[experts, n, m]),
-        GroupedGemm::WeightGrad => (n, &[experts, n, m], &[s, m]),
+        GroupedGemm::WeightGrad(_) => (n, &[experts, n, m], &[s, m]),
     };
     op.require(a1 == a_width, "a", &[s, a1], "one row per routed row, as wide as the weights demand")?;
     let (a, b, c) = (op.read::<T>("a", a, &[s, a1])?, op.read::<T>("b", b, b_shape)?, op.write::<T>("c", c, c_shape)?);
     let groups: Vec<Range<usize>> = offsets.windows(2).map(|w| w[0] as usize..w[1] as usize).collect();
     let work = s.saturating_mul(n).saturating_mul(m);
-    if kind == GroupedGemm::WeightGrad {
-        grouped_weight_grad(cpu, c, a, b, &groups, [n, m], work);
+    if let GroupedGemm::WeightGrad(beta) = kind {
+        grouped_weight_grad(cpu, c, a, b, &groups, [n, m], work, beta);
     } else {
         grouped_rows(cpu, kind, c, a, b, &groups, [n, m], work);
     }
@@ -132,12 +132,21 @@ fn grouped_rows<T: Float>(
 }
 
 /// Weight gradient: tasks are runs of output features of one expert.
-fn grouped_weight_grad<T: Float>(cpu: &Cpu, c: &mut [T], dy: &[T], x: &[T], groups: &[Range<usize>], [n, m]: [usize; 2], work: usize) {
+fn grouped_weight_grad<T: Float>(
+    cpu: &Cpu,
+    c: &mut [T],
+    dy: &[T],
+    x: &[T],
+    groups: &[Range<usize>],
+    [n, m]: [usize; 2],
+    work: usize,
+    beta: Beta,
+) {
     if n * m == 0 {
         return;
     }
     let step = n.div_ceil(n.div_ceil(GROUP_ROWS));
-    let tasks = c.chunks_mut(n * m).zip(groups).filter(|(_, rows)| !rows.is_empty());
+    let tasks = c.chunks_mut(n * m).zip(groups).filter(|(_, rows)| !(rows.is_empty() && beta == Beta::One));
     let tasks = tasks.flat_map(|(c, rows)| c.chunks_mut(step * m).enumerate().map(move |(i, c)| (i * step, c, rows.clone())));
     cpu.each(
         work,
@@ -145,10 +154,14 @@ fn grouped_weight_grad<T: Float>(cpu: &Cpu, c: &mut [T], dy: &[T], x: &[T], grou
         #[inline(always)]
         |(first, c, rows)| {
             let features = c.len() / m;
+            if rows.is_empty() {
+                c.fill(T::ZERO);
+                return;
+            }
             let dy = &dy[rows.start * n + first..(rows.end - 1) * n + first + features];
             let dy = Mat::strided(dy, rows.len(), features, n);
             let x = Mat::new(&x[rows.start * m..rows.end * m], rows.len(), m);
-            product(MatMut::new(c, features, m), dy.t(), x, Beta::One);
+            product(MatMut::new(c, features, m), dy.t(), x, beta);
         },
     );
 }

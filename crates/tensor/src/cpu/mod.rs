@@ -25,8 +25,11 @@ mod qkv;
 mod router;
 mod tasks;
 
-use crate::{AdamW, Balance, Beta, DType, Error, GroupedGemm, Ops, PagedSeqs, Result, RopeTable, RouterGrad, Tensor, Trans, View, ViewMut};
-use pool::{Memory, Pool};
+use crate::{
+    AdamW, AdamWState, Balance, Beta, DType, Error, GroupedGemm, MemoryUse, Ops, PackedSeqs, PagedSeqs, Purpose, Result, RopeTable,
+    RouterGrad, Tensor, Trans, View, ViewMut,
+};
+use pool::Pool;
 use std::sync::Arc;
 
 /// The CPU backend, with its own threads and its own pool of buffers.
@@ -50,11 +53,6 @@ impl Cpu {
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads
-    }
-
-    /// Bytes of the tensors this backend made.
-    pub fn memory(&self) -> Memory {
-        self.buffers.memory()
     }
 
     /// Gives unused buffers back to the system.
@@ -85,6 +83,10 @@ macro_rules! typed {
 impl Ops for Cpu {
     fn name(&self) -> String {
         format!("cpu ({} thread{})", self.threads, if self.threads == 1 { "" } else { "s" })
+    }
+
+    fn dtypes(&self) -> &'static [DType] {
+        &[DType::F32, DType::F64]
     }
 
     fn alloc(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
@@ -193,8 +195,8 @@ impl Ops for Cpu {
             qkv::qk_norm_grad_weight::<T>(self, dwq, dwk, dq, dk, qkv, rstd, rope, positions))
     }
 
-    fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, cu_seqlens: View, scale: f64) -> Result<()> {
-        typed!("attention", "q", q.dtype(), T => attention::attention::<T>(self, o, lse, q, k, v, cu_seqlens, scale))
+    fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()> {
+        typed!("attention", "q", q.dtype(), T => attention::attention::<T>(self, o, lse, q, k, v, seqs.cu, scale))
     }
     fn attention_grad(
         &self,
@@ -207,11 +209,11 @@ impl Ops for Cpu {
         q: View,
         k: View,
         v: View,
-        cu_seqlens: View,
+        seqs: PackedSeqs,
         scale: f64,
     ) -> Result<()> {
         typed!("attention_grad", "q", q.dtype(), T =>
-            attention_grad::attention_grad::<T>(self, [dq, dk, dv], [dout, o, lse], [q, k, v], cu_seqlens, scale))
+            attention_grad::attention_grad::<T>(self, [dq, dk, dv], [dout, o, lse], [q, k, v], seqs.cu, scale))
     }
     fn kv_cache_write(&self, cache_k: ViewMut, cache_v: ViewMut, k: View, v: View, slots: View) -> Result<()> {
         typed!("kv_cache_write", "k", k.dtype(), T => paged::kv_cache_write::<T>(cache_k, cache_v, k, v, slots))
@@ -294,7 +296,26 @@ impl Ops for Cpu {
     fn count_non_finite(&self, out: ViewMut, x: View) -> Result<()> {
         typed!("count_non_finite", "x", x.dtype(), T => optim::count_non_finite::<T>(self, out, x))
     }
-    fn adamw(&self, w: ViewMut, m: ViewMut, v: ViewMut, grad: View, step: AdamW) -> Result<()> {
-        typed!("adamw", "grad", grad.dtype(), T => optim::adamw::<T>(self, w, m, v, grad, step))
+    fn clip_factor(&self, factor: ViewMut, squares: View, guard: View, limit: f64) -> Result<()> {
+        typed!("clip_factor", "factor", factor.dtype(), T => optim::clip_factor::<T>(factor, squares, guard, limit))
+    }
+    fn adamw(&self, state: AdamWState, grad: View, clip: View, step: AdamW) -> Result<()> {
+        typed!("adamw", "grad", grad.dtype(), T => optim::adamw::<T>(self, state, grad, clip, step))
+    }
+    fn master_split(&self, weight: ViewMut, remainder: ViewMut, values: View) -> Result<()> {
+        optim::master_split(weight, remainder, values)
+    }
+    fn master_join(&self, values: ViewMut, weight: View, remainder: View) -> Result<()> {
+        optim::master_join(values, weight, remainder)
+    }
+
+    fn account(&self, purpose: Purpose) -> Purpose {
+        self.buffers.account(purpose)
+    }
+    fn memory(&self) -> Option<MemoryUse> {
+        Some(self.buffers.usage())
+    }
+    fn reset_memory_peak(&self) {
+        self.buffers.reset_peak();
     }
 }

@@ -3,7 +3,7 @@
 //! Fresh pages cost more than the arithmetic done on them, so freed buffers are kept by size class and handed
 //! out again. A pool belongs to one backend; a buffer returns to it when its tensor is dropped.
 
-use crate::Element;
+use crate::{Element, MemoryUse, Purpose};
 use std::{
     any::{Any, TypeId},
     collections::HashMap,
@@ -16,36 +16,45 @@ const ALWAYS_KEPT: usize = 64 << 20;
 /// Buffers start at a line of the cache, so that no vector of a row straddles two.
 const ALIGNMENT: usize = 64;
 
-/// Bytes of the buffers of a backend.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Held by tensors now.
-    pub current: usize,
-    /// The most that was held from the system at one time, unused buffers included.
-    pub peak: usize,
-    /// In unused buffers now, kept for reuse.
-    pub unused: usize,
-}
-
 /// Free buffers by element type and size class.
 #[derive(Default)]
 pub struct Pool {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     free: HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>,
-    memory: Memory,
+    /// Buffers of tensors; `reserved` also counts the free ones.
+    usage: MemoryUse,
+    /// What new buffers count as.
+    purpose: Purpose,
     /// The most that tensors held at one time.
     most_used: usize,
 }
 
+impl Default for State {
+    fn default() -> State {
+        let usage = MemoryUse { capacity: physical(), ..MemoryUse::default() };
+        State { free: HashMap::new(), usage, purpose: Purpose::Activations, most_used: 0 }
+    }
+}
+
 impl State {
+    fn used(&self) -> usize {
+        self.usage.now.iter().sum()
+    }
+
     fn release(&mut self) {
         self.free.clear();
-        self.memory.unused = 0;
+        self.usage.reserved = self.used();
     }
+}
+
+/// Bytes of memory of this machine; 0 where the system does not tell.
+fn physical() -> usize {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text.lines().find_map(|l| l.strip_prefix("MemTotal:")).and_then(|l| l.split_whitespace().next()?.parse::<usize>().ok());
+    kib.unwrap_or(0) * 1024
 }
 
 /// Elements of the smallest class that holds `len`: steps of an eighth of a power of two, so at most 1/8 is wasted
@@ -66,23 +75,33 @@ impl Pool {
         let mut state = self.lock();
         let hit = state.free.get_mut(&(TypeId::of::<T>(), class)).and_then(Vec::pop).and_then(|b| b.downcast::<Vec<T>>().ok());
         let data = match hit {
-            Some(data) => {
-                state.memory.unused -= bytes;
-                *data
-            }
+            Some(data) => *data,
             None => {
-                if state.memory.current + state.memory.unused + bytes > state.most_used + state.most_used / 8 + ALWAYS_KEPT {
+                if state.usage.reserved + bytes > state.most_used + state.most_used / 8 + ALWAYS_KEPT {
                     state.release();
                 }
-                bytemuck::allocation::try_zeroed_vec(class).ok()?
+                let data = bytemuck::allocation::try_zeroed_vec(class).ok()?;
+                state.usage.reserved += bytes;
+                state.usage.growths += 1;
+                data
             }
         };
-        state.memory.current += bytes;
-        state.most_used = state.most_used.max(state.memory.current);
-        state.memory.peak = state.memory.peak.max(state.memory.current + state.memory.unused);
+        let purpose = state.purpose;
+        state.usage.take(purpose, bytes);
+        state.most_used = state.most_used.max(state.used());
         // Never beyond the room made for it.
         let start = data.as_ptr().align_offset(ALIGNMENT).min(class - len);
-        Some(Pooled { data, start, len, home: Arc::downgrade(self) })
+        Some(Pooled { data, start, len, home: Arc::downgrade(self), purpose })
+    }
+
+    /// What buffers count as from here on. Returns what they counted as so far.
+    pub fn account(&self, purpose: Purpose) -> Purpose {
+        std::mem::replace(&mut self.lock().purpose, purpose)
+    }
+
+    /// Starts the peaks anew.
+    pub fn reset_peak(&self) {
+        self.lock().usage.reset_peak();
     }
 
     /// Gives all free buffers back to the system.
@@ -91,8 +110,8 @@ impl Pool {
     }
 
     /// The account.
-    pub fn memory(&self) -> Memory {
-        self.lock().memory
+    pub fn usage(&self) -> MemoryUse {
+        self.lock().usage
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -107,12 +126,13 @@ pub struct Pooled<T: Element> {
     start: usize,
     len: usize,
     home: Weak<Pool>,
+    purpose: Purpose,
 }
 
 impl<T: Element> Pooled<T> {
     /// A buffer of no pool.
     pub fn unpooled(data: Vec<T>) -> Pooled<T> {
-        Pooled { start: 0, len: data.len(), data, home: Weak::new() }
+        Pooled { start: 0, len: data.len(), data, home: Weak::new(), purpose: Purpose::Activations }
     }
 }
 
@@ -122,8 +142,7 @@ impl<T: Element> Drop for Pooled<T> {
             let data = std::mem::take(&mut self.data);
             let (key, bytes) = ((TypeId::of::<T>(), data.len()), data.len() * size_of::<T>());
             let mut state = pool.lock();
-            state.memory.current -= bytes;
-            state.memory.unused += bytes;
+            state.usage.give(self.purpose, bytes);
             state.free.entry(key).or_default().push(Box::new(data));
         }
     }
@@ -152,27 +171,46 @@ mod tests {
         let first = pool.take::<f32>(1000).unwrap();
         let address = first.as_ptr();
         assert_eq!(first.len(), 1000);
-        let held = pool.memory().current;
+        let held = pool.usage().now[Purpose::Activations as usize];
         assert!((4000..=4500).contains(&held), "{held}");
         drop(first);
-        assert_eq!(pool.memory(), Memory { current: 0, peak: held, unused: held });
+        let usage = pool.usage();
+        assert_eq!((usage.now, usage.peak_total, usage.reserved, usage.growths), ([0; 6], held, held, 1));
         // A slightly different length shares the class; another type does not.
         assert_eq!(pool.take::<f32>(990).unwrap().as_ptr(), address);
         let other = pool.take::<i32>(1000).unwrap();
-        assert_eq!(pool.memory().current, held);
+        assert_eq!(pool.usage().reserved, 2 * held);
         drop(other);
         pool.trim();
-        assert_eq!(pool.memory(), Memory { current: 0, peak: 2 * held, unused: 0 });
+        assert_eq!((pool.usage().now, pool.usage().reserved), ([0; 6], 0));
+    }
+
+    /// A buffer counts as what it was taken for until it is dropped, whatever is taken meanwhile.
+    #[test]
+    fn memory_is_told_by_purpose() {
+        let pool = Arc::new(Pool::default());
+        assert_eq!(pool.account(Purpose::Weights), Purpose::Activations);
+        let weights = pool.take::<f32>(4096).unwrap();
+        assert_eq!(pool.account(Purpose::Optimizer), Purpose::Weights);
+        let moments = pool.take::<f32>(8192).unwrap();
+        let by = |usage: [usize; 6]| [Purpose::Weights, Purpose::Optimizer, Purpose::Activations].map(|p| usage[p as usize]);
+        assert_eq!(by(pool.usage().now), [16384, 32768, 0]);
+        drop(weights);
+        assert_eq!((by(pool.usage().now), by(pool.usage().peak), pool.usage().peak_total), ([0, 32768, 0], [16384, 32768, 0], 49152));
+        pool.reset_peak();
+        assert_eq!((by(pool.usage().peak), pool.usage().peak_total), ([0, 32768, 0], 32768));
+        drop(moments);
     }
 
     #[test]
     fn unused_buffers_do_not_pile_up() {
         let pool = Arc::new(Pool::default());
+        let mut most = 0;
         for step in 0..40 {
             drop(pool.take::<f32>((step + 4) << 20).unwrap());
+            most = most.max(pool.usage().reserved);
         }
         // 40 lengths of up to 172 MiB, which together would be 3.7 GB.
-        let memory = pool.memory();
-        assert!(memory.peak < 2 * (172 << 20) + ALWAYS_KEPT, "{memory:?}");
+        assert!(most < 2 * (172 << 20) + ALWAYS_KEPT, "{most}");
     }
 }

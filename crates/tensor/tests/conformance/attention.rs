@@ -1,7 +1,7 @@
 //! Attention over packed sequences and over a paged cache.
 
 use super::{Bench, inner, numeric_grad};
-use temper_tensor::PagedSeqs;
+use temper_tensor::{PackedSeqs, PagedSeqs, Tensor};
 
 const SCALE: f64 = 0.4;
 
@@ -39,12 +39,16 @@ fn bounds(lengths: &[usize]) -> Vec<usize> {
     })
 }
 
+fn packed<'a>(cu: &'a Tensor, lengths: &[usize]) -> PackedSeqs<'a> {
+    PackedSeqs { cu: cu.view(), longest: lengths.iter().copied().max().unwrap_or(0) }
+}
+
 pub fn forward(b: &mut Bench, lengths: &'static [usize], nq: usize, nk: usize, d: usize) {
     let t = lengths.iter().sum();
     let (q, k, v) = (b.randn(&[t, nq, d], 1.0), b.randn(&[t, nk, d], 1.0), b.randn(&[t, nk, d], 1.0));
     let cu = b.indices(&[lengths.len() + 1], &bounds(lengths));
     let (mut o, mut lse) = (b.output(&[t, nq, d]), b.stat_output(&[t, nq]));
-    b.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), cu.view(), SCALE).unwrap();
+    b.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), packed(&cu, lengths), SCALE).unwrap();
     let expected = || naive(&q.host, &k.host, &v.host, lengths, nq, nk, d);
     b.check("o", &o, || expected().0);
     b.check("lse", &lse, || expected().1);
@@ -70,7 +74,7 @@ pub fn backward(b: &mut Bench, lengths: &'static [usize], nq: usize, nk: usize, 
             q.view(),
             k.view(),
             v.view(),
-            cu.view(),
+            packed(&cu, lengths),
             SCALE,
         )
         .unwrap();

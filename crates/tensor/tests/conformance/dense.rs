@@ -1,7 +1,7 @@
 //! Element-wise operations, products, embedding, loss, optimizer.
 
 use super::{Bench, inner, numeric_grad, plus};
-use temper_tensor::{AdamW, Beta, DType, Trans};
+use temper_tensor::{AdamW, AdamWState, Beta, DType, Tensor, Trans};
 
 pub fn elementwise(b: &mut Bench, n: usize) {
     let (x, y) = (b.randn(&[n], 2.0), b.randn(&[n], 1.0));
@@ -39,13 +39,31 @@ pub fn statistics(b: &mut Bench, n: usize) {
     b.check("count_non_finite", &out, || vec![2.0 * wrong as f64]);
 }
 
-/// As the text of `torch.optim.AdamW`.
+/// Clipping to `limit`; a sum of squares or a guard that is not finite shows as NaN.
+pub fn clip_factor(b: &mut Bench, limit: f64) {
+    for (squares, guard) in [(16.0, 3.0), (0.25, 0.0), (0.0, 0.0), (f64::NAN, 0.0), (f64::INFINITY, 0.0), (1.0, f64::INFINITY)] {
+        let wide = |x: f64| b.ops.from_host(Tensor::from_vec(vec![x], &[1]).view()).unwrap();
+        let (s, g, mut factor) = (wide(squares), wide(guard), b.stat_output(&[1]));
+        b.ops.clip_factor(factor.view_mut(), s.view(), g.view(), limit).unwrap();
+        if !(squares.is_finite() && guard.is_finite()) {
+            assert!(super::read(b.ops, &factor)[0].is_nan(), "{squares} {guard}");
+            continue;
+        }
+        b.check("factor", &factor, || vec![if limit > 0.0 { (limit / (squares.sqrt() + 1e-6)).min(1.0) } else { 1.0 }]);
+    }
+}
+
+/// As the text of `torch.optim.AdamW`. A step whose clip is NaN changes nothing.
 pub fn adamw(b: &mut Bench, n: usize, step: u64) {
-    let s = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step, grad_scale: 0.5 };
+    let s = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
     let (mut w, mut m, g) = (b.randn(&[n], 1.0), b.randn(&[n], 0.1), b.randn(&[n], 1.0));
     let squares = b.randn(&[n], 0.3).host.iter().map(|x| x * x).collect();
     let mut v = b.input(&[n], squares);
-    b.ops.adamw(w.tensor.view_mut(), m.tensor.view_mut(), v.tensor.view_mut(), g.view(), s).unwrap();
+    let (clip, broken) = (b.stat(&[1], vec![0.5]), b.stat(&[1], vec![f64::NAN]));
+    for clip in [&broken, &clip] {
+        let state = AdamWState { weight: w.tensor.view_mut(), remainder: None, m: m.tensor.view_mut(), v: v.tensor.view_mut() };
+        b.ops.adamw(state, g.view(), clip.view(), s).unwrap();
+    }
     let moment = |old: f64, beta: f64, x: f64| beta * old + (1.0 - beta) * x;
     let new_m = |i: usize| moment(m.host[i], s.beta1, g.host[i] * 0.5);
     let new_v = |i: usize| moment(v.host[i], s.beta2, (g.host[i] * 0.5).powi(2));

@@ -1,7 +1,7 @@
 //! Mixture of experts: routing, moving tokens, products per expert, balancing.
 
 use super::{Bench, dense, inner, numeric_grad, plus};
-use temper_tensor::{Balance, GroupedGemm, RouterGrad};
+use temper_tensor::{Balance, Beta, GroupedGemm, RouterGrad};
 
 fn softmax(x: &[f64]) -> Vec<f64> {
     let mass: f64 = x.iter().map(|x| x.exp()).sum();
@@ -177,11 +177,11 @@ pub fn grouped_gemm(b: &mut Bench, kind: GroupedGemm, sizes: &'static [usize], n
             b.ops.grouped_gemm(kind, c.view_mut(), dy.view(), w.view(), offsets.view()).unwrap();
             b.check("c", &c, || per_expert(&|_, dy, w, rows| dense::product(dy, false, w, false, [rows, m, n])));
         }
-        GroupedGemm::WeightGrad => {
+        GroupedGemm::WeightGrad(beta) => {
             let mut c = b.randn(&[e, n, m], 1.0);
             b.ops.grouped_gemm(kind, c.tensor.view_mut(), dy.view(), x.view(), offsets.view()).unwrap();
             let fresh = || per_expert(&|x, dy, _, rows| dense::product(dy, true, x, false, [n, m, rows]));
-            b.check("c", &c.tensor, || plus(&c.host, &fresh()));
+            b.check("c", &c.tensor, || if beta == Beta::One { plus(&c.host, &fresh()) } else { fresh() });
         }
     }
 }

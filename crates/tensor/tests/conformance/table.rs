@@ -13,6 +13,8 @@ pub fn cases() -> Vec<Case> {
         };
     }
 
+    case!(dense::clip_factor, 2.0);
+    case!(dense::clip_factor, 0.0);
     for n in [0, 1, 7, 1000, 70_001] {
         case!(dense::elementwise, n);
         case!(dense::statistics, n);
@@ -59,7 +61,7 @@ pub fn cases() -> Vec<Case> {
     case!(attention::paged, &[(1, 1)], 1, 1, 2, 4);
     case!(attention::paged, &[(1, 9), (0, 3), (5, 5), (3, 20)], 4, 2, 8, 4);
     case!(attention::paged, &[(1, 300), (1, 77)], 6, 2, 16, 16);
-    for kind in [GroupedGemm::Forward, GroupedGemm::InputGrad, GroupedGemm::WeightGrad] {
+    for kind in [GroupedGemm::Forward, GroupedGemm::InputGrad, GroupedGemm::WeightGrad(Beta::One), GroupedGemm::WeightGrad(Beta::Zero)] {
         for sizes in [&[0][..], &[3], &[0, 5, 0, 1, 9, 0], &[300, 2, 0, 270]] {
             case!(moe::grouped_gemm, kind, sizes, 37, 20);
         }

@@ -1,0 +1,113 @@
+//! `temper bench`
+
+mod print;
+
+use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject};
+use crate::exit::BadInput;
+use crate::out::{say, say_json};
+use crate::sft::Open;
+use crate::trace;
+use std::{path::Path, time::Instant};
+use temper_config::{Arch, Config};
+use temper_tensor::Rates;
+use temper_train::bench::{Bench, Options, operations};
+
+/// Measures and prints.
+pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()> {
+    match command {
+        Command::Step(args) => step(args, open, started),
+        Command::Ops(args) => ops(args, open, started),
+    }
+}
+
+fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
+    args.trace.as_deref().map_or(Ok(()), trace::create)?;
+    let mut bench = bench(&args.subject, args.accumulate, open, started)?;
+    let report = bench.steps(args.warmup as usize, args.steps as usize)?;
+    let rates = rates(&bench);
+    let recording = if args.ops || args.trace.is_some() { Some(bench.record()?) } else { None };
+    if let (Some(recording), Some(file)) = (&recording, &args.trace) {
+        temper_train::trace::write(file, recording, report.warmup + report.steps + 1)?;
+    }
+    let rows = recording.as_ref().filter(|_| args.ops).map(|r| operations(r, rates));
+    if args.subject.json {
+        let mut value = serde_json::to_value(&report)?;
+        if let (Some(rows), Some(object)) = (&rows, value.as_object_mut()) {
+            object.insert("operations".into(), serde_json::to_value(rows)?);
+        }
+        return Ok(say_json(&value)?);
+    }
+    say(print::step(&report))?;
+    if let (Some(rows), Some(recording)) = (rows, recording) {
+        let step_ms = recording.phases.iter().map(|p| p.device.ms()).sum();
+        say(format_args!("\n{}", print::operations(&rows, rates, Some(step_ms))))?;
+    }
+    Ok(())
+}
+
+fn ops(args: &BenchOps, open: Open, started: Instant) -> anyhow::Result<()> {
+    let mut bench = bench(&args.subject, 1, open, started)?;
+    bench.steps(1, 1)?;
+    let rates = rates(&bench);
+    let rows = operations(&bench.alone(&args.only)?, rates);
+    if rows.is_empty() {
+        return Err(BadInput(format!("--only {}: no operation of this model's step has such a name", args.only)).into());
+    }
+    if args.subject.json {
+        return Ok(say_json(&rows)?);
+    }
+    let (shape, work) = bench.subject();
+    say(print::subject(shape, work))?;
+    Ok(say(format_args!("\n{}", print::operations(&rows, rates, None)))?)
+}
+
+fn rates(bench: &Bench) -> Option<Rates> {
+    bench.device().map(|d| d.rates())
+}
+
+fn bench(subject: &BenchSubject, accumulate: u32, open: Open, started: Instant) -> anyhow::Result<Bench> {
+    let arch = arch(&subject.model)?;
+    let resolved = Config::for_benchmark(&settings(subject, accumulate))?;
+    let ops = open(resolved.config.train.deterministic)?;
+    for notice in arch.notices.iter().chain(&resolved.notices) {
+        eprintln!("note: {notice}");
+    }
+    let options = Options { layers: subject.layers, doc_len: subject.doc_len, started };
+    Ok(Bench::open(&subject.model, arch, resolved, &options, ops)?)
+}
+
+/// The arguments as configuration keys; `--set` comes last and wins.
+fn settings(subject: &BenchSubject, accumulate: u32) -> Vec<String> {
+    let mut sets = vec![
+        format!("data.seq_len={}", subject.seq),
+        format!("train.micro_batch={}", subject.micro_batch),
+        format!("train.global_batch={}", u64::from(subject.micro_batch) * u64::from(accumulate)),
+    ];
+    let types = [("dtype", subject.dtype), ("grads", subject.grads), ("moments", subject.moments)];
+    sets.extend(types.iter().filter_map(|(key, dtype)| dtype.map(|d| format!("precision.{key}={}", d.key()))));
+    sets.extend(subject.recompute.iter().map(|mode| format!("memory.recompute={mode}")));
+    sets.extend(subject.sets.iter().cloned());
+    sets
+}
+
+/// The architecture of a folder, a file or a built-in name.
+fn arch(model: &str) -> anyhow::Result<Arch> {
+    let path = Path::new(model);
+    if path.is_dir() {
+        return Ok(Arch::from_folder(path)?);
+    }
+    if path.is_file() {
+        let text = std::fs::read_to_string(path).map_err(|e| BadInput(format!("{model}: {e}")))?;
+        return Ok(Arch::from_json(&text, path)?);
+    }
+    match Arch::named(&model.to_lowercase()) {
+        Some(arch) => Ok(arch?),
+        None => {
+            let known = Arch::names().join(", ");
+            Err(BadInput(format!(
+                "{model}: neither a folder with config.json, nor such a file, nor a built-in shape. Built-in are {known}"
+            ))
+            .into())
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Benchmarks of the very step that trains: random weights, random tokens, any shape.
+//!
+//! Legend: S tokens of a sequence, B sequences of a micro-batch, A micro-batches of a step.
+
+mod input;
+mod operations;
+mod report;
+
+pub use operations::{OperationRow, operations};
+pub use report::{Memory, PhaseTime, Shape, Spread, StepReport, Work};
+
+use crate::device::Device;
+use crate::measure::Flops;
+use crate::precision::Precision;
+use crate::setup;
+use crate::step::Trainer;
+use crate::{Error, Result};
+use std::{sync::Arc, time::Instant};
+use temper_config::{Arch, Config, Resolved};
+use temper_data::StepBatch;
+use temper_model::Model;
+use temper_tensor::{DType, Level, Ops, Phase, Recording, Traced};
+
+/// Most tokens of a step: what they are drawn into takes 16 bytes each on the host.
+const MOST_TOKENS: usize = 1 << 26;
+
+/// What is measured, beside the configuration.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Layers to keep of the model; all when absent.
+    pub layers: Option<usize>,
+    /// Tokens of a document; a sequence is packed with them (the last one shorter). One document per sequence when absent.
+    pub doc_len: Option<usize>,
+    /// When the program started.
+    pub started: Instant,
+}
+
+/// A model ready to be measured.
+pub struct Bench {
+    trainer: Trainer,
+    traced: Arc<Traced>,
+    batch: StepBatch,
+    lr: f64,
+    device: Option<Device>,
+    flops: Flops,
+    shape: Shape,
+    work: Work,
+    started: Instant,
+    startup_s: f64,
+}
+
+impl Bench {
+    /// Checks the sizes, allocates what a run allocates and draws weights and tokens.
+    ///
+    /// # Errors
+    /// Sizes that make no sense or cannot fit, before anything is allocated.
+    pub fn open(name: &str, arch: Arch, mut resolved: Resolved, options: &Options, ops: Arc<dyn Ops>) -> Result<Bench> {
+        let arch = cut(arch, options.layers)?;
+        let precision = Precision::choose(&mut resolved, &*ops)?;
+        let config = &resolved.config;
+        let work = work(config, options, precision)?;
+        let model = setup::network(config, &arch, precision, &*ops)?;
+        must_fit(&model, &work, precision, &*ops)?;
+        let batch = input::batch(&work, arch.vocab, config.train.seed);
+        let traced = Arc::new(Traced::new(ops));
+        let mut trainer = setup::configured(config, model, precision, work.doc_len, traced.clone())?;
+        input::draw_weights(&mut trainer, config.train.seed)?;
+        traced.wait()?;
+        Ok(Bench {
+            lr: config.optim.lr,
+            device: Device::of(&traced.name()),
+            flops: Flops::new(&arch, &trainer.model.params, &traced.name()),
+            shape: Shape::new(name, &arch, &trainer.model.params),
+            started: options.started,
+            startup_s: options.started.elapsed().as_secs_f64(),
+            trainer,
+            traced,
+            batch,
+            work,
+        })
+    }
+
+    /// Times `steps` steps after `warmup` others.
+    pub fn steps(&mut self, warmup: usize, steps: usize) -> Result<StepReport> {
+        let mut to_first_step_s = None;
+        let mut losses = Vec::with_capacity(warmup + steps);
+        for _ in 0..warmup {
+            losses.push(self.trainer.step(&self.batch, self.lr)?.loss);
+            to_first_step_s.get_or_insert_with(|| self.started.elapsed().as_secs_f64());
+        }
+        let growths = self.traced.memory().map_or(0, |m| m.growths);
+        self.traced.reset_memory_peak();
+        let mut times = Vec::with_capacity(steps);
+        let mut phases = vec![Vec::with_capacity(steps); Phase::ALL.len()];
+        for _ in 0..steps {
+            self.traced.start(Level::Phases)?;
+            let clock = Instant::now();
+            let done = self.trainer.step(&self.batch, self.lr)?;
+            times.push(clock.elapsed().as_secs_f64() * 1e3);
+            losses.push(done.loss);
+            to_first_step_s.get_or_insert_with(|| self.started.elapsed().as_secs_f64());
+            let recording = self.traced.finish()?;
+            for (phase, all) in Phase::ALL.iter().zip(&mut phases) {
+                all.push(recording.phases.iter().filter(|p| p.what == *phase).map(|p| p.device.ms()).sum::<f64>());
+            }
+        }
+        let step_ms = Spread::of(times);
+        let seconds = step_ms.median / 1e3;
+        let flops_per_s = self.flops.of_step(&self.batch) / seconds;
+        Ok(StepReport {
+            backend: self.traced.name(),
+            model: self.shape.clone(),
+            work: self.work.clone(),
+            startup_s: self.startup_s,
+            to_first_step_s: to_first_step_s.unwrap_or(0.0),
+            warmup,
+            steps,
+            phases: Phase::ALL.iter().zip(phases).map(|(p, ms)| PhaseTime { phase: p.name(), ms: Spread::of(ms) }).collect(),
+            tokens_per_s: self.batch.tokens() as f64 / seconds,
+            model_tflops: flops_per_s / 1e12,
+            mfu: self.flops.mfu(flops_per_s),
+            memory: self.traced.memory().map(|m| Memory::new(&m, growths)),
+            losses,
+            step_ms,
+        })
+    }
+
+    /// Records every operation of one step.
+    pub fn record(&mut self) -> Result<Recording> {
+        self.recorded(Level::Operations)
+    }
+
+    /// Repeats every operation of a step whose name contains `only` on its own operands, once per shape. The model is no longer
+    /// what training would have made of it.
+    pub fn alone(&mut self, only: &str) -> Result<Recording> {
+        self.recorded(Level::Alone(only.to_string()))
+    }
+
+    /// What the device can do, where it is known.
+    pub fn device(&self) -> Option<Device> {
+        self.device
+    }
+
+    /// Shape and batch.
+    pub fn subject(&self) -> (&Shape, &Work) {
+        (&self.shape, &self.work)
+    }
+
+    fn recorded(&mut self, level: Level) -> Result<Recording> {
+        self.traced.start(level)?;
+        let done = self.trainer.step(&self.batch, self.lr);
+        let recording = self.traced.finish()?;
+        done?;
+        Ok(recording)
+    }
+}
+
+/// The architecture with its first `layers` layers.
+fn cut(mut arch: Arch, layers: Option<usize>) -> Result<Arch> {
+    let Some(layers) = layers else { return Ok(arch) };
+    if layers == 0 || layers > arch.layers {
+        return Err(Error::Input(format!("--layers {layers}: the model has {} layers; give 1 to {}", arch.layers, arch.layers)));
+    }
+    arch.layers = layers;
+    if let Some(moe) = &mut arch.moe {
+        moe.dense_layers.retain(|l| *l < layers);
+    }
+    Ok(arch)
+}
+
+fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work> {
+    let (seq_len, micro_batch) = (config.data.seq_len, config.train.micro_batch);
+    let tokens = seq_len.saturating_mul(config.train.global_batch);
+    if tokens > MOST_TOKENS || seq_len.saturating_mul(micro_batch) > MOST_TOKENS {
+        return Err(Error::Input(format!(
+            "{} sequences of {seq_len} tokens are {tokens} tokens a step; a benchmark takes at most {MOST_TOKENS}. Lower --seq, --micro-batch or --accumulate",
+            config.train.global_batch
+        )));
+    }
+    let doc_len = options.doc_len.unwrap_or(seq_len);
+    if doc_len == 0 || doc_len > seq_len {
+        return Err(Error::Input(format!("--doc-len {doc_len}: a document has 1 to {seq_len} tokens (--seq)")));
+    }
+    Ok(Work {
+        seq_len,
+        micro_batch,
+        accumulate: config.train.global_batch / micro_batch,
+        doc_len,
+        tokens,
+        recompute: config.memory.recompute,
+        dtype: precision.weights.name(),
+        grads: precision.grads.name(),
+        moments: precision.moments.name(),
+        offload_optimizer: precision.offload,
+    })
+}
+
+/// Refuses what cannot fit: weights, gradients and optimizer state, which are known to the byte, and the input of every layer.
+fn must_fit(model: &Model, work: &Work, precision: Precision, ops: &dyn Ops) -> Result<()> {
+    let capacity = ops.memory().map_or(0, |m| m.capacity);
+    let params: u128 = model.params.iter().map(|p| p.numel() as u128).sum();
+    let remainder = if precision.weights == DType::BF16 { 2 } else { 0 };
+    let optimizer = if precision.offload && ops.on_device() { 0 } else { remainder + 2 * precision.moments.size() };
+    let each = precision.weights.size() + precision.grads.size() + optimizer;
+    let kept = (work.seq_len * work.micro_batch) as u128 * (model.arch.hidden * precision.weights.size() * model.layers.len()) as u128;
+    let needed = params * each as u128 + kept;
+    if capacity > 0 && needed > capacity as u128 {
+        let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
+        let smaller = if ops.on_device() { ", set --grads and --moments to bf16, or --set memory.offload_optimizer=true" } else { "" };
+        return Err(Error::Input(format!(
+            "{} has {:.1} GiB, but {:.2}e9 parameters with what training adds ({each} bytes each) and the inputs of {} layers take at least {:.1} GiB. Lower --layers, --seq or --micro-batch{smaller}",
+            ops.name(),
+            gib(capacity as u128),
+            params as f64 / 1e9,
+            model.layers.len(),
+            gib(needed)
+        )));
+    }
+    Ok(())
+}
