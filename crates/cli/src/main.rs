@@ -8,6 +8,7 @@ mod data;
 mod exit;
 mod generate;
 mod out;
+mod plan;
 mod sft;
 mod table;
 mod verify;
@@ -32,6 +33,7 @@ fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
         Command::Checkpoint(args) => checkpoint::run(args),
         Command::Generate(args) => generate::run(args, backend(cli)?),
         Command::Verify(args) => verify::run(args, backend(cli)?),
+        Command::Plan(args) => plan::run(args),
     }
 }
 

@@ -298,6 +298,11 @@ impl Plan {
         mfu(&ModelFlops::new(&self.run.network), self.run.job.mean_tokens, tokens_per_s_per_gpu, self.run.cluster.device.peak())
     }
 
+    /// Why another layout is not the answer.
+    pub fn why_not(&self, candidate: &Candidate) -> String {
+        crate::advice::compare(&self.time, candidate, self.limit())
+    }
+
     /// Length of the run in days, when its steps are known.
     pub fn days(&self) -> Option<f64> {
         self.run.job.steps.map(|steps| steps as f64 * self.time.total / 86_400.0)
@@ -342,7 +347,7 @@ impl Plan {
             "tokens_per_s_per_gpu": candidate.time.tokens_per_s_per_gpu,
             "time_s": candidate.time.total,
             "peak_bytes": candidate.peak.round(),
-            "why": crate::advice::compare(&self.time, candidate, self.limit()),
+            "why": self.why_not(candidate),
         })
     }
 }
