@@ -136,7 +136,7 @@ fn named(spec: &str, base: &Path) -> anyhow::Result<Network> {
     }
     if temper_config::is_hub_id(spec) {
         let folder = temper_checkpoint::resolve_model(spec, base, "main", false)?;
-        return Ok(Network { name: spec.to_string(), ..Network::from_folder(&folder)? });
+        return Ok(Network::from_folder(&folder)?.called(spec));
     }
     let known = BUILTIN.join(", ");
     Err(BadInput(format!("--model {spec}: no such folder or file, and not a name that is known. Known are {known}; or give a Hub id owner/name.")).into())

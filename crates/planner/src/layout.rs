@@ -101,6 +101,8 @@ impl Layout {
         let span = size.saturating_mul(stride);
         let (per_node, nodes) = if size <= 1 {
             (1, 1)
+        } else if span > MOST_RANKS {
+            (1, size) // no legal layout has so many ranks
         } else if node.is_multiple_of(span) {
             (size, 1)
         } else if stride.is_multiple_of(node) {
@@ -126,10 +128,13 @@ impl Layout {
     }
 }
 
+/// Ranks beyond which nothing is counted one by one.
+const MOST_RANKS: usize = 1 << 20;
+
 /// The fewest members on one node, and the nodes touched, over all groups of an axis that do not align with nodes.
 fn worst_node(size: usize, stride: usize, world: usize, node: usize) -> (usize, usize) {
     let (mut fewest, mut most) = (size, 1);
-    for block in (0..world.min(1 << 16)).step_by(size.saturating_mul(stride).max(1)) {
+    for block in (0..world.min(MOST_RANKS)).step_by(size.saturating_mul(stride).max(1)) {
         let mut counts = std::collections::BTreeMap::new();
         for i in 0..size {
             *counts.entry((block + i * stride) / node).or_insert(0) += 1;

@@ -41,7 +41,7 @@ fn ranks_are_in_megatrons_order() {
     assert_eq!((l.etp, l.expert_dp()), (8, 1));
     assert!(groups(&l, Axis::Ep).contains(&vec![0, 8, 16, 24]));
     let l = layout("tp=8,pp=2,ep=4,etp=1", 64, true);
-    assert!(groups(&l, Axis::Ep).contains(&vec![0, 1, 2, 3]) && groups(&l, Axis::ExpertDp).contains(&(0..8).map(|i| i * 4).collect()));
+    assert!(groups(&l, Axis::Ep).contains(&vec![0, 1, 2, 3]) && groups(&l, Axis::ExpertDp).contains(&(0..8).map(|i| i * 4).collect::<Vec<_>>()));
 }
 
 /// Where groups sit on nodes, against the ranks themselves.

@@ -84,9 +84,9 @@ fn early_stages_hold_more_micro_batches() {
     let moving = transient(&d, false, false, 1.0, Account::Temper).all();
     near(held[0], 4.0 * one + moving, 1e-9);
     // Two micro-batches are all there are.
-    let few = Job::new(4096, 4);
+    let few = Job::new(4096, 2);
     let q = Question { job: &few, ..q };
-    near(stage_memory(&q, &list[0], 1.0).of(Purpose::Activations), 4.0 * one + moving, 1e-9);
+    near(stage_memory(&q, &list[0], 1.0).of(Purpose::Activations), 2.0 * one + moving, 1e-9);
 }
 
 #[test]

@@ -19,6 +19,7 @@ fn every_command_explains_itself() {
         &["checkpoint", "export"],
         &["generate"],
         &["verify"],
+        &["plan"],
     ] {
         case.temper(&[commands, &["--help"]].concat()).ok().says(&["Usage: temper", "--threads"]);
     }
@@ -80,6 +81,9 @@ fn a_reader_that_goes_away_is_no_failure() {
         &["generate", "../common/tiny-qwen3", "--chat", "Say stop.", "--json"],
         &["verify", model, "--golden", golden],
         &["verify", model, "--golden", golden, "--json"],
+        &["plan", "config.toml"],
+        &["plan", "config.toml", "--json"],
+        &["plan", "config.toml", "--explain", "all"],
         &["--help"],
         &["sft", "--help"],
     ] {

@@ -68,7 +68,7 @@ impl Network {
     /// A model that ships with temper, by name, e.g. `Qwen3-235B-A22B`; an owner before the name and capitals do not matter.
     pub fn builtin(name: &str) -> Option<Result<Network>> {
         let (known, text) = builtin::find(name)?;
-        Some(Network::from_json(text, Path::new(known)).map(|network| Network { name: known.to_string(), ..network }))
+        Some(Network::from_json(text, Path::new(known)).map(|network| network.called(known)))
     }
 
     /// Reads `config.json` of a model folder.
@@ -94,7 +94,7 @@ impl Network {
             .map_err(|e| syntax(format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))?;
         let network = Network::from_json(&text, path)?;
         let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        Ok(Network { name: folder.unwrap_or_else(|| path.display().to_string()), ..network })
+        Ok(network.called(&folder.unwrap_or_else(|| path.display().to_string())))
     }
 
     /// Reads the text of a `config.json`; `origin` is what errors call it.
@@ -142,6 +142,11 @@ impl Network {
         }
         let family = hybrid.as_ref().map_or_else(|| format!("{:?}", arch.model_type).to_lowercase(), |h| h.family.clone());
         Ok(Network { name: origin.display().to_string(), family, arch, hybrid, params, total, active, refused, notices, kinds })
+    }
+
+    /// The same model under another name.
+    pub fn called(self, name: &str) -> Network {
+        Network { name: name.to_string(), ..self }
     }
 
     /// Whether layer `i` mixes tokens by linear attention instead of attention.
