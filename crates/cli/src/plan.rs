@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use temper_config::{Config, Recompute as ConfigRecompute};
 use temper_planner::memory::Overheads;
 use temper_planner::{
-    Account, BUILTIN, Cluster, Device, Job, LayoutRequest, Network, Plan, Precision, Recompute, Refused, Run, devices, devices_from_toml, explain, svg,
+    Account, BUILTIN, Cluster, Device, Job, LayoutRequest, Network, Plan, Precision, Recompute, Refused, Run, devices, devices_from_toml,
+    explain, svg,
 };
 
 /// Answers, or says why the question has no answer.
@@ -139,7 +140,10 @@ fn named(spec: &str, base: &Path) -> anyhow::Result<Network> {
         return Ok(Network::from_folder(&folder)?.called(spec));
     }
     let known = BUILTIN.join(", ");
-    Err(BadInput(format!("--model {spec}: no such folder or file, and not a name that is known. Known are {known}; or give a Hub id owner/name.")).into())
+    Err(BadInput(format!(
+        "--model {spec}: no such folder or file, and not a name that is known. Known are {known}; or give a Hub id owner/name."
+    ))
+    .into())
 }
 
 fn cluster(args: &Args) -> anyhow::Result<Cluster> {

@@ -52,8 +52,7 @@ impl List {
         let skew = plan.run.job.skew;
         if !plan.fits() {
             let (purpose, bytes) = largest(plan);
-            let found =
-                format!("rank {} needs {} GB more than the {} GB of a device", plan.heaviest.rank, gb(peak - limit), gb(limit));
+            let found = format!("rank {} needs {} GB more than the {} GB of a device", plan.heaviest.rank, gb(peak - limit), gb(limit));
             let remedy = format!("Most of it is {} ({} GB): {}", purpose.name(), gb(bytes), lighten(purpose));
             self.0.push(Advice { fatal: true, found, remedy });
         } else if !plan.fits_skewed() {
@@ -64,7 +63,10 @@ impl List {
             );
             self.add(found, "Early steps route unevenly: recompute the experts (recompute=selective), or shard further.");
         } else if peak > limit * (1.0 - TIGHT) {
-            self.add(format!("only {} GB of head-room", gb(limit - peak)), "Watch the first steps; off-load or shard further if they fail.");
+            self.add(
+                format!("only {} GB of head-room", gb(limit - peak)),
+                "Watch the first steps; off-load or shard further if they fail.",
+            );
         }
     }
 
@@ -106,10 +108,7 @@ impl List {
     fn expert_tensor(&mut self, plan: &Plan, width: usize, experts: usize) {
         let l = &plan.layout;
         let ep = l.ep * l.etp;
-        let mut found = format!(
-            "etp {} cuts every expert to a width of {width} and brings every rank the rows of {} ranks",
-            l.etp, l.etp
-        );
+        let mut found = format!("etp {} cuts every expert to a width of {width} and brings every rank the rows of {} ranks", l.etp, l.etp);
         let whole = Layout { ep, etp: 1, ..l.clone() };
         if !experts.is_multiple_of(ep) {
             return self.add(found, "etp=1 shards better: take a larger ep instead.");
@@ -201,14 +200,14 @@ fn lighten(purpose: Purpose) -> &'static str {
     }
 }
 
-/// Why a candidate loses against the best: the part of the step that grew most, or the memory that is not there.
+/// What tells a candidate from the best: the memory that is not there, or the part of the step that differs most.
 pub(crate) fn compare(best: &StepTime, candidate: &Candidate, limit: f64) -> String {
     if candidate.skewed > limit {
         let routing = if candidate.peak > limit { "" } else { " when routing is uneven" };
         return format!("needs {} of {} GB{routing}", gb(candidate.skewed), gb(limit));
     }
     let theirs = &candidate.time;
-    let slower = 100.0 * (theirs.total / best.total - 1.0);
+    let change = 100.0 * (theirs.total / best.total - 1.0);
     let mut parts: Vec<(String, f64, f64)> = vec![
         ("recomputation".to_string(), theirs.recompute, best.recompute),
         ("pipeline bubble".to_string(), theirs.bubble, best.bubble),
@@ -217,10 +216,11 @@ pub(crate) fn compare(best: &StepTime, candidate: &Candidate, limit: f64) -> Str
     parts.extend(Op::ALL.map(|op| (op.name().replace('_', " "), theirs.compute[op as usize], best.compute[op as usize])));
     let axes = crate::memory::AXES;
     parts.extend(axes.map(|axis| (format!("{} communication", axis_name(axis)), theirs.comm[axis as usize], best.comm[axis as usize])));
-    let worst = parts.iter().max_by(|a, b| (a.1 - a.2).total_cmp(&(b.1 - b.2)));
-    match worst.filter(|(_, mine, other)| mine > other) {
-        Some((name, mine, other)) => format!("{slower:+.1} % time: {name} {} against {}", seconds(*mine), seconds(*other)),
-        None => format!("{slower:+.1} % time"),
+    // The part that moved most in the direction of the whole.
+    let moved = |part: &(String, f64, f64)| (part.1 - part.2) * change.signum();
+    match parts.iter().max_by(|a, b| moved(a).total_cmp(&moved(b))).filter(|part| moved(part) > 0.0) {
+        Some((name, theirs, ours)) => format!("{change:+.1} % time: {name} {} against {}", seconds(*theirs), seconds(*ours)),
+        None => format!("{change:+.1} % time"),
     }
 }
 

@@ -170,7 +170,11 @@ impl Problems {
                 "etp {} x ep {} = {experts} does not divide the {stage} ranks of a stage (tp {} x cp {} x dp {})",
                 l.etp, l.ep, l.tp, l.cp, l.dp
             );
-            self.add(Rule::ExpertGroup, found, "Experts fold into the ranks of a stage and do not multiply them: take a smaller ep, or etp=1.");
+            self.add(
+                Rule::ExpertGroup,
+                found,
+                "Experts fold into the ranks of a stage and do not multiply them: take a smaller ep, or etp=1.",
+            );
         }
     }
 
@@ -178,7 +182,11 @@ impl Problems {
         let layers = network.arch.layers;
         let chunks = l.pp.saturating_mul(l.vpp);
         if chunks > layers {
-            self.add(Rule::Stages, format!("pp {} x vpp {} stages for {layers} layers", l.pp, l.vpp), "Take fewer stages: each needs a layer.");
+            self.add(
+                Rule::Stages,
+                format!("pp {} x vpp {} stages for {layers} layers", l.pp, l.vpp),
+                "Take fewer stages: each needs a layer.",
+            );
             return;
         }
         if l.split.is_empty() {
@@ -197,7 +205,11 @@ impl Problems {
                 let found = format!("split gives {} stages with {sum} layers; pp is {} and the model has {layers}", l.split.len(), l.pp);
                 self.add(Rule::Split, found, "Give one count of at least 1 a stage, together all layers.");
             } else if l.split.iter().any(|n| !n.is_multiple_of(l.vpp)) {
-                self.add(Rule::Interleaving, format!("a stage of the split does not divide over vpp {}", l.vpp), "Take vpp=1, or other counts.");
+                self.add(
+                    Rule::Interleaving,
+                    format!("a stage of the split does not divide over vpp {}", l.vpp),
+                    "Take vpp=1, or other counts.",
+                );
             }
         }
         let m = l.micro_batches(job.global_batch);
@@ -257,18 +269,21 @@ pub fn nearest(network: &Network, cluster: &Cluster, job: &Job, layout: &Layout,
 /// Every legal choice of axes for the micro-batch, virtual stages and recomputation of `like`; uneven splits are made explicit.
 pub(crate) fn legal<'a>(network: &'a Network, cluster: &'a Cluster, job: &'a Job, like: &'a Layout) -> impl Iterator<Item = Layout> + 'a {
     let has_experts = network.arch.moe.is_some();
-    meshes(network, cluster).flat_map(move |(tp, cp, dp, pp)| {
-        let experts = if has_experts { divisors(tp * cp * dp) } else { vec![1] };
-        experts.clone().into_iter().flat_map(move |ep| {
-            let etps = if has_experts { divisors(tp) } else { vec![1] };
-            etps.into_iter().flat_map(move |etp| [like.vpp, 1].into_iter().take(if like.vpp == 1 { 1 } else { 2 }).map(move |vpp| {
-                let even = network.arch.layers.is_multiple_of(pp * vpp.max(1));
-                let split = if even { Vec::new() } else { balanced_split(network.arch.layers, pp) };
-                Layout { tp, cp, dp, pp, vpp, ep, etp, split, ..like.clone() }
-            }))
+    meshes(network, cluster)
+        .flat_map(move |(tp, cp, dp, pp)| {
+            let experts = if has_experts { divisors(tp * cp * dp) } else { vec![1] };
+            experts.clone().into_iter().flat_map(move |ep| {
+                let etps = if has_experts { divisors(tp) } else { vec![1] };
+                etps.into_iter().flat_map(move |etp| {
+                    [like.vpp, 1].into_iter().take(if like.vpp == 1 { 1 } else { 2 }).map(move |vpp| {
+                        let even = network.arch.layers.is_multiple_of(pp * vpp.max(1));
+                        let split = if even { Vec::new() } else { balanced_split(network.arch.layers, pp) };
+                        Layout { tp, cp, dp, pp, vpp, ep, etp, split, ..like.clone() }
+                    })
+                })
+            })
         })
-    })
-    .filter(move |other| check(network, cluster, job, other).is_empty())
+        .filter(move |other| check(network, cluster, job, other).is_empty())
 }
 
 /// Every (tp, cp, dp, pp) whose product is the number of devices, as far as the model's heads and layers allow.

@@ -144,9 +144,8 @@ pub fn plan(run: Run) -> Result<Plan, Box<Refused>> {
     if given {
         refuse_illegal(&run, &asked)?;
     }
-    // A search with the user's settings of memory, but free axes: the answer, or what the user's layout is compared with.
-    let free = LayoutRequest { micro_batch: run.wish.micro_batch.filter(|_| !given), recompute: run.wish.recompute, ..LayoutRequest::default() };
-    let free = LayoutRequest { offload: run.wish.offload, ..free };
+    // With free axes the search keeps the user's settings of memory; a given layout is compared with the best of all.
+    let free = if given { LayoutRequest::default() } else { run.wish.clone() };
     let found = search(&run.space(), &free);
     let layout = if given { best_setting(&run, &asked) } else { chosen(&run, &found, &asked)? };
     Ok(assemble(run, layout, !given, found))
@@ -269,7 +268,8 @@ fn checkpoint(run: &Run, layout: &Layout, list: &[Stage]) -> Checkpoint {
     let bytes = run.network.total * checkpoint_bytes(&run.job);
     let nodes = run.cluster.gpus.div_ceil(run.cluster.per_node.max(1)) as f64;
     // The rank with the most to write holds the training up.
-    let most = list.iter().map(|stage| rank_params(&run.network, layout, stage, run.job.account).optimizer_shard(layout)).max().unwrap_or(0);
+    let most =
+        list.iter().map(|stage| rank_params(&run.network, layout, stage, run.job.account).optimizer_shard(layout)).max().unwrap_or(0);
     Checkpoint {
         bytes,
         write_s: bytes as f64 / (nodes * run.job.storage_gb_s * 1e9),
@@ -298,7 +298,7 @@ impl Plan {
         mfu(&ModelFlops::new(&self.run.network), self.run.job.mean_tokens, tokens_per_s_per_gpu, self.run.cluster.device.peak())
     }
 
-    /// Why another layout is not the answer.
+    /// How another layout differs from this one in time, or why it cannot be had.
     pub fn why_not(&self, candidate: &Candidate) -> String {
         crate::advice::compare(&self.time, candidate, self.limit())
     }

@@ -88,7 +88,8 @@ pub fn search(space: &Space, wish: &LayoutRequest) -> Found {
             for (vpp, split) in pipelines(space.network.arch.layers, pp, wish) {
                 for (ep, etp) in expert_meshes(space.network, tp, tp * cp * dp, wish) {
                     let split = split.clone();
-                    let layout = Layout { tp, cp, dp, pp, vpp, ep, etp, micro_batch: 1, recompute: Recompute::None, offload: Offload::None, split };
+                    let layout =
+                        Layout { tp, cp, dp, pp, vpp, ep, etp, micro_batch: 1, recompute: Recompute::None, offload: Offload::None, split };
                     try_mesh(space, wish, &layout, &mut found);
                 }
             }

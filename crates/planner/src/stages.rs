@@ -46,13 +46,7 @@ pub(crate) fn balanced_split(layers: usize, pp: usize) -> Vec<usize> {
 pub fn stages(network: &Network, layout: &Layout) -> Vec<Stage> {
     let split = split(layout, network.arch.layers);
     let mut stages: Vec<Stage> = (0..layout.pp)
-        .map(|index| Stage {
-            index,
-            first: index == 0,
-            last: index + 1 == layout.pp,
-            layers: 0,
-            kinds: vec![0; network.kinds.kinds.len()],
-        })
+        .map(|index| Stage { index, first: index == 0, last: index + 1 == layout.pp, layers: 0, kinds: vec![0; network.kinds.kinds.len()] })
         .collect();
     let mut layer = 0;
     for chunk in 0..layout.vpp {

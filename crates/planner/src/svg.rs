@@ -123,7 +123,8 @@ fn bars(out: &mut String, plan: &Plan, scale: &Scale) {
             );
         }
         let centre = x + wide / 2.0;
-        let _ = writeln!(out, "<text x=\"{centre:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{base:.1}</text>", scale.y(base.max(skewed)) - 6.0);
+        let _ =
+            writeln!(out, "<text x=\"{centre:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{base:.1}</text>", scale.y(base.max(skewed)) - 6.0);
         let _ = writeln!(out, "<text x=\"{centre:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>", BOTTOM + 20.0, stage.stage.index);
     }
 }

@@ -41,13 +41,17 @@ fn ranks_are_in_megatrons_order() {
     assert_eq!((l.etp, l.expert_dp()), (8, 1));
     assert!(groups(&l, Axis::Ep).contains(&vec![0, 8, 16, 24]));
     let l = layout("tp=8,pp=2,ep=4,etp=1", 64, true);
-    assert!(groups(&l, Axis::Ep).contains(&vec![0, 1, 2, 3]) && groups(&l, Axis::ExpertDp).contains(&(0..8).map(|i| i * 4).collect::<Vec<_>>()));
+    assert!(
+        groups(&l, Axis::Ep).contains(&vec![0, 1, 2, 3]) && groups(&l, Axis::ExpertDp).contains(&(0..8).map(|i| i * 4).collect::<Vec<_>>())
+    );
 }
 
 /// Where groups sit on nodes, against the ranks themselves.
 #[test]
 fn groups_know_the_nodes_that_they_cross() {
-    for (text, gpus) in [("tp=8,pp=2,ep=4", 64), ("tp=2,cp=2,pp=2,ep=4,etp=1", 32), ("tp=16,pp=2", 64), ("tp=4,cp=4,ep=8,etp=2", 32), ("tp=1,ep=8", 40)] {
+    for (text, gpus) in
+        [("tp=8,pp=2,ep=4", 64), ("tp=2,cp=2,pp=2,ep=4,etp=1", 32), ("tp=16,pp=2", 64), ("tp=4,cp=4,ep=8,etp=2", 32), ("tp=1,ep=8", 40)]
+    {
         let l = layout(text, gpus, true);
         for axis in [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp, Axis::Etp, Axis::Ep, Axis::ExpertDp] {
             for per_node in [2, 4, 8] {
@@ -70,7 +74,11 @@ fn groups_know_the_nodes_that_they_cross() {
 
 #[test]
 fn a_layout_reads_as_it_is_written() {
-    for text in ["tp=8,pp=2,ep=4,etp=8,dp=4,mb=1", "tp=1,pp=8,dp=4,mb=2,recompute=full,offload=optimizer,split=5/5/5/5/4/4/4/4", "tp=2,pp=2,vpp=3,ep=2,etp=1,cp=2,dp=1,mb=4"] {
+    for text in [
+        "tp=8,pp=2,ep=4,etp=8,dp=4,mb=1",
+        "tp=1,pp=8,dp=4,mb=2,recompute=full,offload=optimizer,split=5/5/5/5/4/4/4/4",
+        "tp=2,pp=2,vpp=3,ep=2,etp=1,cp=2,dp=1,mb=4",
+    ] {
         let parsed = LayoutRequest::parse(text, "").unwrap().complete(64, true);
         let again = LayoutRequest::parse(&parsed.to_string(), "").unwrap().complete(64, true);
         assert_eq!(parsed, again, "{text} -> {parsed}");

@@ -26,17 +26,17 @@ fn a_dense_layer_keeps_what_its_saved_structs_name() {
     let d = Dims::new(&network, &job, &layout("tp=1", 1));
     let (t, h, nq, nk, dim, i) = (1024, 4096, 32, 8, 128, 12_288);
     let bf16 = elements(&[
-        &[t, h],                      // norm1.x, the layer's input
-        &[t, h],                      // attention.x
-        &[t, (nq + 2 * nk) * dim],    // attention.qkv
-        &[t, nq, dim],                // q
-        &[t, nk, dim],                // k
-        &[t, nk, dim],                // v
-        &[t, nq, dim],                // o
-        &[t, h],                      // norm2.x
-        &[t, h],                      // mlp.x
-        &[t, 2 * i],                  // mlp.gate_up
-        &[t, i],                      // mlp.act
+        &[t, h],                   // norm1.x, the layer's input
+        &[t, h],                   // attention.x
+        &[t, (nq + 2 * nk) * dim], // attention.qkv
+        &[t, nq, dim],             // q
+        &[t, nk, dim],             // k
+        &[t, nk, dim],             // v
+        &[t, nq, dim],             // o
+        &[t, h],                   // norm2.x
+        &[t, h],                   // mlp.x
+        &[t, 2 * i],               // mlp.gate_up
+        &[t, i],                   // mlp.act
     ]);
     let f32s = elements(&[&[t], &[t, nq + nk], &[t, nq], &[t]]); // rstd, heads' rstd, lse, rstd
     assert_eq!(kept(&d, false, false, 1.0).all(), 2.0 * bf16 + 4.0 * f32s);

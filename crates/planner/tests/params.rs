@@ -152,7 +152,14 @@ fn real_configs_agree_with_the_built_in_ones() {
             println!("{name} is not built in");
             continue;
         };
-        assert_eq!((real.total, real.active), { let n = ours.unwrap(); (n.total, n.active) }, "{name}");
+        assert_eq!(
+            (real.total, real.active),
+            {
+                let n = ours.unwrap();
+                (n.total, n.active)
+            },
+            "{name}"
+        );
         seen += 1;
     }
     assert!(seen >= 10, "{seen}");

@@ -67,7 +67,8 @@ fn the_search_finds_what_brute_force_finds() {
         ("Qwen3.6-35B-A3B", "h20", 8, 16_384, 16),
         ("Qwen3-0.6B", "l40s", 6, 2048, 12),
     ] {
-        let (network, cluster, job) = (network(model), Cluster { per_node: if gpus > 8 { 8 } else { gpus }, ..cluster(gpu, gpus) }, Job::new(seq, batch));
+        let (network, cluster, job) =
+            (network(model), Cluster { per_node: if gpus > 8 { 8 } else { gpus }, ..cluster(gpu, gpus) }, Job::new(seq, batch));
         let space = Space { network: &network, cluster: &cluster, job: &job, overheads: Overheads::GPU };
         let found = search(&space, &LayoutRequest::default());
         let (best, fitting) = brute_force(&space);

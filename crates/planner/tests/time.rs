@@ -45,7 +45,8 @@ fn a_dense_step_on_one_device_by_hand() {
 #[test]
 fn full_recomputation_adds_a_forward_pass() {
     let (cluster, job) = (cluster("h200", 1), Job::new(4096, 4));
-    let (none, full) = (candidate("Qwen3-8B", &cluster, &job, "tp=1,etp=1").time, candidate("Qwen3-8B", &cluster, &job, "tp=1,etp=1,recompute=full").time);
+    let (none, full) =
+        (candidate("Qwen3-8B", &cluster, &job, "tp=1,etp=1").time, candidate("Qwen3-8B", &cluster, &job, "tp=1,etp=1,recompute=full").time);
     assert_eq!(none.compute, full.compute);
     let layers = none.compute.iter().sum::<f64>() - none.compute[Op::Head as usize];
     let share = full.recompute / layers;
@@ -81,7 +82,11 @@ fn played(pp: usize, m: usize, forward: &[f64], backward: &[f64]) -> f64 {
                     break;
                 }
                 free[s] = free[s].max(ready) + if is_forward { forward[s] } else { backward[s] };
-                if is_forward { done_f[s][i] = free[s] } else { done_b[s][i] = free[s] }
+                if is_forward {
+                    done_f[s][i] = free[s]
+                } else {
+                    done_b[s][i] = free[s]
+                }
                 at[s] += 1;
             }
         }
@@ -115,7 +120,8 @@ fn the_pipeline_takes_as_long_as_a_clockwork() {
 #[test]
 fn virtual_stages_shorten_the_bubble_and_cost_sends() {
     let (cluster, job) = (cluster("h100", 4), Job::new(4096, 16));
-    let (one, three) = (candidate("Qwen3-8B", &cluster, &job, "pp=4,etp=1").time, candidate("Qwen3-8B", &cluster, &job, "pp=4,vpp=3,etp=1").time);
+    let (one, three) =
+        (candidate("Qwen3-8B", &cluster, &job, "pp=4,etp=1").time, candidate("Qwen3-8B", &cluster, &job, "pp=4,vpp=3,etp=1").time);
     near(three.bubble, one.bubble / 3.0, 0.05);
     near(three.comm[Axis::Pp as usize], 3.0 * one.comm[Axis::Pp as usize], 1e-9);
 }
@@ -183,8 +189,14 @@ fn the_table_of_devices_is_whole() {
         ("x", "key"),
         ("[[device]]\nname = \"x\"\n", "memory_mib"),
         ("device = 3", "invalid type"),
-        ("[[device]]\nname='x'\nmemory_mib=1\nbf16_tflops=0.0\nmemory_tb_s=1.0\nlink_gb_s=1.0\nnetwork_gb_s=1.0\nhost_gb_s=1.0", "x.bf16_tflops"),
-        ("[[device]]\nname='x'\nmemory_mib=1\nbf16_tflops=nan\nmemory_tb_s=1.0\nlink_gb_s=1.0\nnetwork_gb_s=1.0\nhost_gb_s=1.0", "x.bf16_tflops"),
+        (
+            "[[device]]\nname='x'\nmemory_mib=1\nbf16_tflops=0.0\nmemory_tb_s=1.0\nlink_gb_s=1.0\nnetwork_gb_s=1.0\nhost_gb_s=1.0",
+            "x.bf16_tflops",
+        ),
+        (
+            "[[device]]\nname='x'\nmemory_mib=1\nbf16_tflops=nan\nmemory_tb_s=1.0\nlink_gb_s=1.0\nnetwork_gb_s=1.0\nhost_gb_s=1.0",
+            "x.bf16_tflops",
+        ),
         ("[[device]]\nname='x'\nspeed=1", "speed"),
     ] {
         let error = devices_from_toml(text, "mine.toml").unwrap_err().to_string();

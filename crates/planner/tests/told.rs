@@ -75,7 +75,13 @@ fn adds_up(e: &Explanation) {
     assert!(!e.lines.is_empty() && !e.about.is_empty(), "{e:?}");
     for line in &e.lines {
         let value = evaluate(&line.numbers);
-        assert!((value - line.value).abs() <= 1e-9 * line.value.abs().max(1e-9), "{}: {} = {value}, not {}", e.name, line.numbers, line.value);
+        assert!(
+            (value - line.value).abs() <= 1e-9 * line.value.abs().max(1e-9),
+            "{}: {} = {value}, not {}",
+            e.name,
+            line.numbers,
+            line.value
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::table::Table;
 use serde_json::{Value, json};
 use temper_planner::explain::Explanation;
-use temper_planner::memory::{Phase, Purpose};
+use temper_planner::memory::{Memory, Phase, Purpose};
 use temper_planner::time::{Op, axis_name};
 use temper_planner::{Account, Axis, Plan, Recompute, Refused, layout_json};
 
@@ -59,7 +59,11 @@ fn setting(plan: &Plan) -> String {
         None => String::new(),
     };
     let layers: Vec<String> = plan.stages.iter().map(|s| s.stage.layers.to_string()).collect();
-    let layers = if layers.len() <= 16 { layers.join("/") } else { format!("{} to {}", layers.iter().min().unwrap_or(&layers[0]), layers.iter().max().unwrap_or(&layers[0])) };
+    let layers = if layers.len() <= 16 {
+        layers.join("/")
+    } else {
+        format!("{} to {}", layers.iter().min().unwrap_or(&layers[0]), layers.iter().max().unwrap_or(&layers[0]))
+    };
     let mean = if job.mean_tokens < job.seq as f64 { format!(" ({} on average)", thousands(job.mean_tokens)) } else { String::new() };
     let recompute = match l.recompute {
         Recompute::None => "nothing",
@@ -134,18 +138,22 @@ fn other(plan: &Plan) -> &'static str {
 fn difference(plan: &Plan) -> String {
     let (mine, theirs) = (plan.heaviest.peak_bytes as f64, plan.beside.heaviest.peak_bytes as f64);
     let parts: Vec<String> = plan.beside.differences.iter().take(4).map(|(name, bytes)| format!("{name} {:+.1}", bytes / 1e9)).collect();
-    format!("  {} as a whole: {} GB, {:+.1}: {}", other(plan), gb(theirs), (theirs - mine) / 1e9, parts.join(", "))
+    let moment = |memory: &Memory| if memory.of(Purpose::Logits) > 0.0 { "at the loss" } else { "in the backward pass of a layer" };
+    format!(
+        "  the peak is {}; {}'s, {}, is {} GB, {:+.1}: {}",
+        moment(&plan.heaviest.by_purpose),
+        other(plan),
+        moment(&plan.beside.heaviest.by_purpose),
+        gb(theirs),
+        (theirs - mine) / 1e9,
+        parts.join(", ")
+    )
 }
 
 fn life(plan: &Plan) -> String {
     let Some(stage) = plan.stages.get(plan.heaviest.stage) else { return String::new() };
     let parts: Vec<String> = Phase::ALL.iter().map(|p| format!("{} {}", p.name().replace('_', " "), gb(stage.phases.of(*p)))).collect();
-    format!(
-        "life, GB   {} (rollout: {} of keys and values for {} sequences)",
-        parts.join(", "),
-        gb(stage.phases.kv_cache),
-        plan.run.job.rollouts
-    )
+    format!("life, GB   {} ({} of it keys and values of {} sequences)", parts.join(", "), gb(stage.phases.kv_cache), plan.run.job.rollouts)
 }
 
 fn time(plan: &Plan) -> String {
@@ -179,7 +187,8 @@ fn time(plan: &Plan) -> String {
 }
 
 fn runners_up(plan: &Plan) -> String {
-    let mut table = Table::new(&["next best", "tokens/s", "peak GB", "why not"]);
+    let last = if plan.searched { "why not" } else { "against yours" };
+    let mut table = Table::new(&["next best", "tokens/s", "peak GB", last]);
     let all = plan.runners_up.iter().chain(&plan.too_large);
     let mut any = false;
     for candidate in all {

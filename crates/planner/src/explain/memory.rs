@@ -73,7 +73,9 @@ fn sharded(plan: &Plan, stage: &StagePlan, purpose: Purpose, e: &mut Explanation
     e.line("dense parameters / (dp x cp), rounded up", n(dense as f64), dense as f64, "parameters");
     e.line("routed experts / expert_dp, rounded up", n(experts as f64), experts as f64, "parameters");
     let (each, what) = match purpose {
-        Purpose::Masters if job.account == Account::Temper => (job.precision.master_bytes(job.account), "a 16-bit remainder: weight and remainder are an exact f32"),
+        Purpose::Masters if job.account == Account::Temper => {
+            (job.precision.master_bytes(job.account), "a 16-bit remainder: weight and remainder are an exact f32")
+        }
         Purpose::Masters => (job.precision.master_bytes(job.account), "an f32 copy"),
         _ => (8, "two f32"),
     };
@@ -89,6 +91,8 @@ fn sharded(plan: &Plan, stage: &StagePlan, purpose: Purpose, e: &mut Explanation
 /// Layers of one kind on the stage, with what they keep.
 struct Layers {
     name: &'static str,
+    linear: bool,
+    experts: bool,
     count: f64,
     kept: Kept,
     transient: Transient,
@@ -104,6 +108,8 @@ fn layers(plan: &Plan, stage: &StagePlan, d: &Dims) -> Vec<Layers> {
                 (true, false) => "linear attention, dense",
                 (true, true) => "linear attention, experts",
             },
+            linear: kind.linear,
+            experts: kind.experts,
             count: *count as f64,
             kept: kept(d, kind.linear, kind.experts, 1.0),
             transient: transient(d, kind.linear, kind.experts, 1.0, plan.run.job.account),
@@ -123,7 +129,12 @@ fn flights(plan: &Plan, stage: &StagePlan, e: &mut Explanation) -> f64 {
         }
         v => {
             e.because("Interleaved 1F1B, Megatron's warm-up: (pp - 1 - stage) x 2 + (vpp - 1) x pp chunks, and one more.");
-            e.line(format!("chunks / vpp; here stage {s} of {}", l.pp), format!("{chunks} / {v}"), chunks as f64 / v as f64, "micro-batches");
+            e.line(
+                format!("chunks / vpp; here stage {s} of {}", l.pp),
+                format!("{chunks} / {v}"),
+                chunks as f64 / v as f64,
+                "micro-batches",
+            );
         }
     }
     chunks as f64 / l.vpp as f64
@@ -141,6 +152,7 @@ fn activations(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {
             Recompute::Selective => ("input + mixer (the feed-forward is computed again)", vec![k.input, k.mixer]),
             Recompute::Full => ("input (the rest is computed again)", vec![k.input]),
         };
+        ingredients(plan, &kind, &d, e);
         let one: f64 = parts.iter().sum();
         let numbers = parts.iter().map(|v| n(*v)).collect::<Vec<_>>().join(" + ");
         e.line(format!("kept by a layer ({}) for a micro-batch: {formula}", kind.name), numbers, one, "B");
@@ -148,9 +160,33 @@ fn activations(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {
         sum += kind.count * flights * one;
     }
     let rest = stage.memory.of(Purpose::Activations) - sum;
-    let what = if stage.peak.at_loss { "hidden states of the head and their gradient, 2 x T x H x a" } else { "gradients of one layer, and what it recomputes" };
+    let what = if stage.peak.at_loss {
+        "hidden states of the head and their gradient, 2 x T x H x a"
+    } else {
+        "gradients of one layer, and what it recomputes"
+    };
     terms.push(n(rest));
     e.line(format!("layers x micro-batches in flight x kept + {what}"), terms.join(" + "), stage.memory.of(Purpose::Activations), "B");
+}
+
+/// What a layer's input, attention and dense feed-forward keep, from its sizes.
+fn ingredients(plan: &Plan, kind: &Layers, d: &Dims, e: &mut Explanation) {
+    let (t, ts, h, a) = (n(d.tokens), n(d.shared), n(d.hidden), n(d.a));
+    e.line(format!("input of a layer ({}): T / tp x H x a", kind.name), format!("{ts} x {h} x {a}"), kind.kept.input, "B");
+    if plan.layout.recompute == Recompute::Full {
+        return;
+    }
+    if !kind.linear {
+        let (q, kv, gate) = (n(d.q), n(d.kv), n(d.gate));
+        let norm = if d.qk_norm { d.heads.0 + d.heads.1 } else { 0.0 };
+        let rows = format!("(2 x ({q} + 2 x {kv}) + {q} + 2 x {gate}) x {a} + ({} + {}) x 4", n(norm), n(d.heads.0));
+        let numbers = format!("{t} x ({rows}) + 3 x {ts} x {h} x {a} + 2 x {ts} x 4");
+        let words = "mixer: T x ((q, k, v before and after rotation + output + gates) x a + statistics x 4) + 3 x T / tp x H x a + norms";
+        e.line(words, numbers, kind.kept.mixer, "B");
+    }
+    if !kind.experts && plan.layout.recompute == Recompute::None {
+        e.line("feed-forward: T x 3 x width x a", format!("{t} x 3 x {} x {a}", n(d.dense)), kind.kept.feed_forward, "B");
+    }
 }
 
 fn moe(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {
@@ -165,7 +201,8 @@ fn moe(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {
     let Some(kind) = layers(plan, stage, &d).into_iter().find(|k| k.kept.moe > 0.0) else {
         return e.line("this stage has no layer with experts", n(value), value, "B");
     };
-    let numbers = format!("{} x ({} + 3 x {}) x {} + {} x {} x {}", n(d.routed), n(d.hidden), n(d.expert), n(d.a), n(d.sent), n(d.hidden), n(d.a));
+    let numbers =
+        format!("{} x ({} + 3 x {}) x {} + {} x {} x {}", n(d.routed), n(d.hidden), n(d.expert), n(d.a), n(d.sent), n(d.hidden), n(d.a));
     e.line("kept by a layer: arrived x (H + 3 x width) x a + sent x H x a", numbers, kind.kept.moe, "B");
     if plan.layout.recompute == Recompute::None {
         let flights = flights(plan, stage, e);
@@ -187,7 +224,11 @@ fn logits(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {
     let d = Dims::new(&plan.run.network, &plan.run.job, &plan.layout);
     let value = stage.memory.of(Purpose::Logits);
     if !stage.peak.at_loss {
-        let why = if stage.stage.last { "the backward pass of a layer needs more than the loss: no logits at the peak" } else { "the head is on another stage" };
+        let why = if stage.stage.last {
+            "the backward pass of a layer needs more than the loss: no logits at the peak"
+        } else {
+            "the head is on another stage"
+        };
         return e.line(why, n(value), value, "B");
     }
     let (rows, bytes, what) = match plan.run.job.account {

@@ -23,7 +23,12 @@ pub(super) fn explain(plan: &Plan, name: &str, e: &mut Explanation) {
         "recompute" => e.line("forward passes that run again, communication included", n(t.recompute), t.recompute, "s"),
         "bubble" => {
             e.because("The first micro-batch crosses all stages before the last one works: the other stages' time once, over vpp (Narayanan et al. 2021).");
-            e.line("sum over the other stages of a micro-batch's time / vpp", format!("{} / {}", n(t.bubble * plan.layout.vpp as f64), plan.layout.vpp), t.bubble, "s");
+            e.line(
+                "sum over the other stages of a micro-batch's time / vpp",
+                format!("{} / {}", n(t.bubble * plan.layout.vpp as f64), plan.layout.vpp),
+                t.bubble,
+                "s",
+            );
         }
         "optimizer" => optimizer(plan, e),
         "tp" | "ep" | "pp" => collective(plan, name, e),
@@ -122,5 +127,10 @@ fn synchronise(plan: &Plan, e: &mut Explanation) {
     let exposed = t.comm[Axis::Dp as usize] + t.comm[Axis::ExpertDp as usize];
     e.because("Ring reduce-scatter of gradients and all-gather of weights, (n - 1) / n of the bytes each; the last backward pass hides the one, the first forward pass the other.");
     let hidden = dense + experts - exposed;
-    e.line("dense weights over dp + experts over expert_dp - what compute hides", format!("{} + {} - {}", n(dense), n(experts), n(hidden)), exposed, "s");
+    e.line(
+        "dense weights over dp + experts over expert_dp - what compute hides",
+        format!("{} + {} - {}", n(dense), n(experts), n(hidden)),
+        exposed,
+        "s",
+    );
 }

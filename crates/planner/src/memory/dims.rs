@@ -71,9 +71,7 @@ impl Dims {
         let moe = arch.moe.as_ref();
         let top_k = moe.map_or(0.0, |m| m.top_k as f64);
         let hybrid = network.hybrid.as_ref();
-        let linear = hybrid.map_or((0.0, 0.0, 0.0), |h| {
-            (h.key_rows() as f64 / tp, h.value_rows() as f64 / tp, h.value_heads as f64 / tp)
-        });
+        let linear = hybrid.map_or((0.0, 0.0, 0.0), |h| (h.key_rows() as f64 / tp, h.value_rows() as f64 / tp, h.value_heads as f64 / tp));
         let state = hybrid.map_or(0.0, |h| linear.2 * h.key_dim as f64 * h.value_dim as f64);
         let q = heads.0 * dim;
         Dims {

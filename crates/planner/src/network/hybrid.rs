@@ -159,12 +159,9 @@ fn linear_attention(hidden: usize, h: &Hybrid, at: &str) -> Vec<Param> {
     let matrix = |name: &str, rows: &[usize]| rows_param(&format!("{at}.{name}.weight"), rows, Some(hidden));
     let mut params = match h.family.as_str() {
         "qwen3_next" => vec![matrix("in_proj_qkvz", &[k, k, v, v]), matrix("in_proj_ba", &[heads, heads])],
-        _ => vec![
-            matrix("in_proj_qkv", &[k, k, v]),
-            matrix("in_proj_z", &[v]),
-            matrix("in_proj_b", &[heads]),
-            matrix("in_proj_a", &[heads]),
-        ],
+        _ => {
+            vec![matrix("in_proj_qkv", &[k, k, v]), matrix("in_proj_z", &[v]), matrix("in_proj_b", &[heads]), matrix("in_proj_a", &[heads])]
+        }
     };
     params.extend([
         rows_param(&format!("{at}.conv1d.weight"), &[k, k, v], Some(h.conv)),

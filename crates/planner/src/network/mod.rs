@@ -136,7 +136,8 @@ impl Network {
         let kinds = Kinds::new(&arch, &params);
         let total = params.iter().map(|p| p.numel() as u64).sum();
         let active = active(&arch, &params);
-        let mut notices = arch.notices.clone();
+        // A default of RoPE changes no size.
+        let mut notices: Vec<String> = arch.notices.iter().filter(|n| !n.starts_with("rope_theta")).cloned().collect();
         if let Some(n) = hybrid.as_ref().map(|h| h.mtp_layers).filter(|n| *n > 0) {
             notices.push(format!("{n} layer(s) for multi-token prediction (mtp.*) are not counted: fine-tuning leaves them out"));
         }

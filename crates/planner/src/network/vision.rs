@@ -51,9 +51,7 @@ pub(super) fn declare(v: &Vision) -> Vec<Param> {
             _ => [param(&format!("{name}.weight"), &[rows, cols], shard), param(&format!("{name}.bias"), &[rows], Shard::Replicated)],
         }
     };
-    let norm = |name: String, size: usize| {
-        ["weight", "bias"].map(|part| param(&format!("{name}.{part}"), &[size], Shard::Replicated))
-    };
+    let norm = |name: String, size: usize| ["weight", "bias"].map(|part| param(&format!("{name}.{part}"), &[size], Shard::Replicated));
     let at = "model.visual";
     params.extend(linear(format!("{at}.patch_embed.proj"), &[v.hidden], v.patch, Shard::Replicated));
     params.push(param(&format!("{at}.pos_embed.weight"), &[v.positions, v.hidden], Shard::Replicated));

@@ -30,8 +30,7 @@ pub enum Op {
 
 impl Op {
     /// All kinds.
-    pub const ALL: [Op; 7] =
-        [Op::Projections, Op::Attention, Op::Recurrence, Op::FeedForward, Op::Experts, Op::Elementwise, Op::Head];
+    pub const ALL: [Op; 7] = [Op::Projections, Op::Attention, Op::Recurrence, Op::FeedForward, Op::Experts, Op::Elementwise, Op::Head];
 
     /// In words.
     pub fn name(self) -> &'static str {
@@ -116,7 +115,11 @@ impl Setting<'_> {
     /// The passes of a layer of a kind.
     pub fn layer(&self, linear: bool, experts: bool) -> LayerTime {
         let mut t = LayerTime::default();
-        if linear { self.linear_attention(&mut t) } else { self.attention(&mut t) }
+        if linear {
+            self.linear_attention(&mut t)
+        } else {
+            self.attention(&mut t)
+        }
         if experts {
             self.experts(&mut t);
             if self.dims.shared_expert > 0.0 {
