@@ -161,7 +161,7 @@ fn activations(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {
     }
     let rest = stage.memory.of(Purpose::Activations) - sum;
     let what = if stage.peak.at_loss {
-        "hidden states of the head and their gradient, 2 x T x H x a"
+        "input of the head, normed hidden states and their gradient"
     } else {
         "gradients of one layer, and what it recomputes"
     };

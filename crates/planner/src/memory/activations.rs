@@ -92,8 +92,9 @@ impl Transient {
 
 /// The larger of the mixer's and the feed-forward's needs.
 pub fn transient(d: &Dims, linear: bool, experts: bool, skew: f64, account: Account) -> Transient {
-    // The gradient that arrives, and the one that passes by on the residual.
-    let residual = 2.0 * d.shared * d.hidden * d.a;
+    // In the feed-forward the gradient that arrives; in the mixer also that of the second norm, which waits for its weight
+    // gradient, and their sum.
+    let row = d.shared * d.hidden * d.a;
     // With tp, the whole input is gathered again for the weight gradient, and the whole input gradient precedes its sum.
     let gathered = if d.tp > 1.0 { 2.0 * d.tokens * d.hidden * d.a } else { d.shared * d.hidden * d.a };
     let mixer = if linear {
@@ -102,12 +103,12 @@ pub fn transient(d: &Dims, linear: bool, experts: bool, skew: f64, account: Acco
     } else {
         d.tokens * (d.q + d.gate + 2.0 * (d.q + 2.0 * d.kv)) * d.a
     };
-    let mixer = Transient { plain: residual + gathered + mixer, moe: 0.0 };
+    let mixer = Transient { plain: 3.0 * row + gathered + mixer, moe: 0.0 };
     let feed_forward = if experts {
         let shared = d.tokens * 3.0 * d.shared_expert * d.a;
-        Transient { plain: residual + d.shared * d.hidden * d.a + shared, moe: routed_gradients(d, skew, account) }
+        Transient { plain: 2.0 * row + shared, moe: routed_gradients(d, skew, account) }
     } else {
-        Transient { plain: residual + gathered + d.tokens * 3.0 * d.dense * d.a, moe: 0.0 }
+        Transient { plain: row + gathered + d.tokens * 3.0 * d.dense * d.a, moe: 0.0 }
     };
     if mixer.all() > feed_forward.all() { mixer } else { feed_forward }
 }

@@ -255,15 +255,15 @@ pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: f64) -> Pea
     }
 }
 
-/// Activations and logits of the head: normed hidden states and their gradient, and rows of logits. Megatron's cross-entropy
+/// Activations and logits of the head: its input, normed hidden states and their gradient, and rows of logits. Megatron's cross-entropy
 /// turns all of them to f32 at once; temper's works on a chunk in the activations' type, in place.
 fn loss(job: &Job, d: &Dims) -> (f64, f64) {
-    let whole = d.tokens * d.hidden * d.a;
+    let hidden = (d.shared + 2.0 * d.tokens) * d.hidden * d.a;
     let bytes = match job.account {
         Account::Temper => d.a,
         Account::Megatron => 4.0,
     };
-    (2.0 * whole, d.logit_rows(job) * d.vocab * bytes)
+    (hidden, d.logit_rows(job) * d.vocab * bytes)
 }
 
 /// Axes whose groups have more than one member, for the account of communication.
