@@ -70,6 +70,9 @@ fn question(args: &Args) -> anyhow::Result<Run> {
         (None, Some(model)) => named(model, Path::new("."))?,
         (None, None) => return Err(BadInput("give a configuration, or --model".into()).into()), // clap sees to it
     };
+    if let Some(speed) = args.measured {
+        positive("--measured", speed, 1e12)?;
+    }
     if let Some(tokens) = args.mean_tokens {
         job.mean_tokens = positive("--mean-tokens", tokens, job.seq as f64)?;
     }

@@ -130,6 +130,9 @@ fn nonsense_is_named_and_never_panics() {
     for text in ["", "[]", "{}", "{\"model_type\":3}", "{\"model_type\":\"qwen3_5\",\"text_config\":7}", "{\"model_type\":\"mamba\"}"] {
         assert!(read(text).is_err(), "{text}");
     }
+    let wide =
+        base(r#","linear_num_key_heads":4096,"linear_num_value_heads":4096,"linear_key_head_dim":4096,"linear_value_head_dim":4096"#);
+    assert!(read(&wide.replace("\"hidden_size\":64", "\"hidden_size\":1048576")).unwrap_err().to_string().contains("parameters"));
     let many = r#"{"model_type":"qwen3_moe","hidden_size":1,"num_hidden_layers":10000,"num_attention_heads":1,"num_key_value_heads":1,"head_dim":2,
         "intermediate_size":1,"moe_intermediate_size":1,"vocab_size":1,"num_experts":60000,"num_experts_per_tok":1}"#;
     assert!(read(many).unwrap_err().to_string().contains("num_experts"));

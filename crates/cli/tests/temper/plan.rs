@@ -151,6 +151,7 @@ fn mistakes_are_told_with_their_remedy() {
         (&["plan", "--model", "Qwen3-8B", "--mean-tokens", "9999"], "--mean-tokens"),
         (&["plan", "--model", "Qwen3-8B", "--network", "0"], "--network"),
         (&["plan", "--model", "Qwen3-8B", "--seq", "0"], "--seq"),
+        (&["plan", "--model", "Qwen3-8B", "--measured", "nan"], "--measured"),
         (&["plan", "absent.toml"], "absent.toml"),
     ] {
         case.temper(args).exits(2).says(&[said]);

@@ -23,6 +23,8 @@ pub use hybrid::Hybrid;
 const MAX_BYTES: u64 = 16 << 20;
 /// Most experts of all layers together: each has names of its own in the declaration.
 const MAX_EXPERTS: usize = 1 << 18;
+/// Most parameters of a network; keeps every later product inside 64 bits.
+const MAX_PARAMS: u64 = 1 << 48;
 /// Keys that make another network to compute with, but none of another size.
 const SIZELESS: [&str; 12] = [
     "rope_scaling",
@@ -134,7 +136,12 @@ impl Network {
             None => declare(&arch),
         };
         let kinds = Kinds::new(&arch, &params);
-        let total = params.iter().map(|p| p.numel() as u64).sum();
+        let total: u128 = params.iter().map(|p| p.numel() as u128).sum();
+        let Some(total) = u64::try_from(total).ok().filter(|n| *n <= MAX_PARAMS) else {
+            let found = format!("the sizes describe {:.1e} parameters", total as f64);
+            let remedy = format!("At most {:.1e} are accepted: check the sizes.", MAX_PARAMS as f64);
+            return Err(Error::key(&origin.display().to_string(), "hidden_size", found, remedy));
+        };
         let active = active(&arch, &params);
         // A default of RoPE changes no size.
         let mut notices: Vec<String> = arch.notices.iter().filter(|n| !n.starts_with("rope_theta")).cloned().collect();

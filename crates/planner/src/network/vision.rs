@@ -27,7 +27,7 @@ pub(super) fn read(object: &Object) -> Result<Vision> {
     const SIDE: usize = 1 << 10;
     let hidden = object.count("hidden_size", 1 << 16, None)?;
     let patch = object.count("patch_size", SIDE, Some(16))?;
-    let merge = object.count("spatial_merge_size", 64, Some(2))?;
+    let merge = object.count("spatial_merge_size", 16, Some(2))?;
     Ok(Vision {
         depth: object.count("depth", 1 << 10, None)?,
         hidden,
