@@ -49,6 +49,8 @@ pub enum Command {
     /// Measure speed and memory with random weights and tokens.
     #[command(subcommand)]
     Bench(Bench),
+    /// Say whether a run fits, in which layout, how fast, and why, before a GPU is touched.
+    Plan(Plan),
 }
 
 /// `temper sft`
@@ -366,4 +368,85 @@ pub struct BenchOps {
     /// Only operations whose name contains this.
     #[arg(long, value_name = "WORD", default_value = "")]
     pub only: String,
+}
+
+/// `temper plan`
+#[derive(Args)]
+#[command(group = clap::ArgGroup::new("what").required(true))]
+pub struct Plan {
+    /// A training configuration: model, sequence length and batch are taken from it.
+    #[arg(group = "what")]
+    pub config: Option<PathBuf>,
+    /// Override a key of the configuration.
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "config")]
+    pub sets: Vec<String>,
+    /// A folder with config.json, a config.json, a name such as Qwen3-235B-A22B, or a Hub id.
+    #[arg(long, group = "what", value_name = "DIR|NAME")]
+    pub model: Option<String>,
+    /// Devices in all.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 17))]
+    pub gpus: u32,
+    /// Device: h20, h100, h200, a100, a800, h800, b200, l40s, or one of --gpu-file.
+    #[arg(long, default_value = "h100", value_name = "NAME")]
+    pub gpu: String,
+    /// TOML file with devices of your own, in the form of crates/planner/devices.toml.
+    #[arg(long, value_name = "FILE")]
+    pub gpu_file: Option<PathBuf>,
+    /// Nodes that the devices are in (default: nodes of up to 8).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 17))]
+    pub nodes: Option<u32>,
+    /// Network bandwidth of a device, one direction, GB/s (a 200 Gb/s port: 25).
+    #[arg(long, value_name = "GB/S")]
+    pub network: Option<f64>,
+    /// Longest sequence in tokens (default: 4096, or the configuration's).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub seq: Option<u32>,
+    /// Mean tokens of a sequence, when sequences are not packed full.
+    #[arg(long, value_name = "TOKENS")]
+    pub mean_tokens: Option<f64>,
+    /// Sequences an optimizer step (default: 4 a device, or the configuration's).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub global_batch: Option<u32>,
+    /// Fix the layout, e.g. tp=8,pp=2,ep=4. Keys: tp, pp, vpp, ep, etp, cp, dp, mb, recompute, offload, split. Without it the best is searched.
+    #[arg(long, default_value = "", value_name = "KEY=N,...")]
+    pub layout: String,
+    /// Whose habits the account follows.
+    #[arg(long = "as", value_enum, default_value_t = PlanAs::Temper)]
+    pub account: PlanAs,
+    /// Type of weights and activations.
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    pub dtype: Dtype,
+    /// Type of accumulated gradients.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub grads: Dtype,
+    /// Rows that the busiest expert rank may get over its share.
+    #[arg(long, default_value_t = 2.0)]
+    pub skew: f64,
+    /// Optimizer steps of the run, to say how long it takes.
+    #[arg(long)]
+    pub steps: Option<u64>,
+    /// A speed that was measured, in tokens a second and device: its MFU is shown.
+    #[arg(long, value_name = "TOKENS/S")]
+    pub measured: Option<f64>,
+    /// Bandwidth of the storage for checkpoints, a node, GB/s.
+    #[arg(long, default_value_t = 2.0, value_name = "GB/S")]
+    pub storage: f64,
+    /// Expand a figure to its formula with the numbers in it: weights, peak, step, mfu, ...; `all` for every one.
+    #[arg(long, value_name = "FIGURE")]
+    pub explain: Option<String>,
+    /// Draw the memory of every stage.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--as`
+#[derive(Clone, Copy, ValueEnum)]
+pub enum PlanAs {
+    /// temper's.
+    Temper,
+    /// Megatron-LM's: f32 masters, whole f32 logits, moments allocated in the first step.
+    Megatron,
 }

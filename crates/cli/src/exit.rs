@@ -39,5 +39,5 @@ fn is_bad_input(error: &anyhow::Error) -> bool {
     if let Some(e) = error.downcast_ref::<temper_rollout::Error>() {
         return e.is_bad_input();
     }
-    error.is::<BadInput>() || error.is::<temper_config::Error>() || error.is::<temper_data::Error>()
+    error.is::<BadInput>() || error.is::<temper_planner::Error>() || error.is::<temper_config::Error>() || error.is::<temper_data::Error>()
 }

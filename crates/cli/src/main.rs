@@ -9,6 +9,7 @@ mod data;
 mod exit;
 mod generate;
 mod out;
+mod plan;
 mod sft;
 mod table;
 mod trace;
@@ -35,6 +36,7 @@ fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
         Command::Generate(args) => generate::run(args, backend(cli, false)?),
         Command::Verify(args) => verify::run(args, backend(cli, false)?),
         Command::Bench(args) => bench::run(args, &|deterministic| backend(cli, deterministic), started),
+        Command::Plan(args) => plan::run(args),
     }
 }
 

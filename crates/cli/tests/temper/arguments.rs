@@ -22,6 +22,7 @@ fn every_command_explains_itself() {
         &["bench"],
         &["bench", "step"],
         &["bench", "ops"],
+        &["plan"],
     ] {
         case.temper(&[commands, &["--help"]].concat()).ok().says(&["Usage: temper", "--threads"]);
     }
@@ -86,6 +87,9 @@ fn a_reader_that_goes_away_is_no_failure() {
         &["verify", model, "--golden", golden, "--json"],
         &["bench", "step", "../common/tiny-qwen3", "--seq", "8", "--steps", "1", "--ops"],
         &["bench", "ops", "../common/tiny-qwen3", "--seq", "8", "--json"],
+        &["plan", "config.toml"],
+        &["plan", "config.toml", "--json"],
+        &["plan", "config.toml", "--explain", "all"],
         &["--help"],
         &["sft", "--help"],
     ] {

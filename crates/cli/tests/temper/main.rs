@@ -10,6 +10,7 @@ mod export;
 mod generate;
 mod models;
 mod non_finite;
+mod plan;
 mod resume;
 mod safetensors;
 mod support;

@@ -1,0 +1,189 @@
+//! `temper plan`
+
+mod report;
+
+use crate::args::{Dtype, Plan as Args, PlanAs};
+use crate::exit::BadInput;
+use crate::out::{say, say_json};
+use std::path::{Path, PathBuf};
+use temper_config::{Config, Recompute as ConfigRecompute};
+use temper_planner::memory::Overheads;
+use temper_planner::{
+    Account, BUILTIN, Cluster, Device, Job, LayoutRequest, Network, Plan, Precision, Recompute, Refused, Run, devices, devices_from_toml,
+    explain, svg,
+};
+
+/// Answers, or says why the question has no answer.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let question = question(args)?;
+    match temper_planner::plan(question) {
+        Ok(plan) => tell(args, &plan),
+        Err(refused) => refuse(args, &refused),
+    }
+}
+
+/// A refusal ends with exit code 2 and names every broken constraint and the nearest legal layouts.
+fn refuse(args: &Args, refused: &Refused) -> anyhow::Result<()> {
+    if args.json {
+        say_json(&report::refused_json(refused))?;
+    }
+    Err(BadInput(report::refused(refused)).into())
+}
+
+fn tell(args: &Args, plan: &Plan) -> anyhow::Result<()> {
+    if let Some(path) = &args.svg {
+        std::fs::write(path, svg::picture(plan)).map_err(|e| anyhow::anyhow!("cannot write {}: {e}", path.display()))?;
+    }
+    if let Some(name) = &args.explain {
+        return Ok(tell_explanation(args, plan, name)?);
+    }
+    if args.json {
+        let mut json = plan.to_json();
+        if let (Some(speed), Some(map)) = (args.measured, json.as_object_mut()) {
+            map.insert("measured".into(), report::measured_json(plan, speed));
+        }
+        return Ok(say_json(&json)?);
+    }
+    Ok(say(report::human(plan, args.measured))?)
+}
+
+fn tell_explanation(args: &Args, plan: &Plan, name: &str) -> anyhow::Result<()> {
+    let names: Vec<&str> = explain::NAMES.iter().map(|(name, _)| *name).collect();
+    let wanted = if name == "all" { names.clone() } else { vec![name] };
+    let all: Vec<_> = wanted.into_iter().filter_map(|name| explain::explain(plan, name)).collect();
+    if all.is_empty() {
+        return Err(BadInput(format!("--explain {name}: no such figure. Figures are {}, or all.", names.join(", "))).into());
+    }
+    if args.json {
+        return Ok(say_json(&all)?);
+    }
+    let text: Vec<String> = all.iter().map(report::explanation).collect();
+    Ok(say(text.join("\n\n"))?)
+}
+
+fn question(args: &Args) -> anyhow::Result<Run> {
+    let mut wish = LayoutRequest::parse(&args.layout, "--layout")?;
+    let cluster = cluster(args)?;
+    let mut job = job(args)?;
+    let network = match (&args.config, &args.model) {
+        (Some(config), _) => configured(config, args, &mut job, &mut wish)?,
+        (None, Some(model)) => named(model, Path::new("."))?,
+        (None, None) => return Err(BadInput("give a configuration, or --model".into()).into()), // clap sees to it
+    };
+    if let Some(speed) = args.measured {
+        positive("--measured", speed, 1e12)?;
+    }
+    if let Some(tokens) = args.mean_tokens {
+        job.mean_tokens = positive("--mean-tokens", tokens, job.seq as f64)?;
+    }
+    Ok(Run { network, cluster, job, wish, overheads: Overheads::GPU })
+}
+
+/// A number of the command line that must lie above 0.
+fn positive(name: &str, value: f64, most: f64) -> Result<f64, BadInput> {
+    match value > 0.0 && value <= most {
+        true => Ok(value),
+        false => Err(BadInput(format!("{name} {value}: give a number above 0, at most {most}"))),
+    }
+}
+
+fn job(args: &Args) -> anyhow::Result<Job> {
+    let mut job = Job::new(args.seq.unwrap_or(4096) as usize, args.global_batch.unwrap_or(args.gpus.saturating_mul(4)) as usize);
+    job.account = match args.account {
+        PlanAs::Temper => Account::Temper,
+        PlanAs::Megatron => Account::Megatron,
+    };
+    let bytes = |dtype: Dtype| match dtype {
+        Dtype::Bf16 => 2,
+        Dtype::F32 => 4,
+    };
+    job.precision = Precision { weight_bytes: bytes(args.dtype), grad_bytes: bytes(args.grads) };
+    job.skew = positive("--skew", args.skew, 1e3)?.max(1.0);
+    job.storage_gb_s = positive("--storage", args.storage, 1e9)?;
+    job.steps = args.steps;
+    Ok(job)
+}
+
+/// The model of a training configuration; what the command line leaves open comes from there.
+fn configured(path: &Path, args: &Args, job: &mut Job, wish: &mut LayoutRequest) -> anyhow::Result<Network> {
+    let config = Config::load(path, &args.sets)?.config;
+    if args.seq.is_none() {
+        job.seq = config.data.seq_len;
+        job.mean_tokens = job.seq as f64;
+    }
+    if args.global_batch.is_none() {
+        job.global_batch = config.train.global_batch;
+    }
+    wish.micro_batch = wish.micro_batch.or(Some(config.train.micro_batch));
+    if config.memory.recompute == ConfigRecompute::Full {
+        wish.recompute = wish.recompute.or(Some(Recompute::Full));
+    }
+    if config.memory.loss_chunk > 0 {
+        job.loss_chunk = config.memory.loss_chunk;
+    }
+    job.steps = job.steps.or(config.train.steps.map(|n| n as u64));
+    let folder = path.parent().unwrap_or(Path::new("."));
+    named(&config.model.path, folder)
+}
+
+/// A model by folder, file, built-in name or Hub id, in that order.
+fn named(spec: &str, base: &Path) -> anyhow::Result<Network> {
+    let path = base.join(spec);
+    if path.is_dir() {
+        return Ok(Network::from_folder(&path)?);
+    }
+    if path.is_file() {
+        return Ok(Network::from_file(&path)?);
+    }
+    if let Some(network) = Network::builtin(spec) {
+        return Ok(network?);
+    }
+    if temper_config::is_hub_id(spec) {
+        let folder = temper_checkpoint::resolve_model(spec, base, "main", false)?;
+        return Ok(Network::from_folder(&folder)?.called(spec));
+    }
+    let known = BUILTIN.join(", ");
+    Err(BadInput(format!(
+        "--model {spec}: no such folder or file, and not a name that is known. Known are {known}; or give a Hub id owner/name."
+    ))
+    .into())
+}
+
+fn cluster(args: &Args) -> anyhow::Result<Cluster> {
+    let mut device = device(&args.gpu, args.gpu_file.as_deref())?;
+    if let Some(bandwidth) = args.network {
+        device.network_gb_s = positive("--network", bandwidth, 1e9)?;
+    }
+    let gpus = args.gpus as usize;
+    let per_node = match args.nodes.map(|n| n as usize) {
+        Some(nodes) if gpus.is_multiple_of(nodes) => gpus / nodes,
+        Some(nodes) => return Err(BadInput(format!("--nodes {nodes}: {gpus} devices do not divide over {nodes} nodes")).into()),
+        // The largest node of at most eight that the devices fill.
+        None => (1..=gpus.min(8)).rev().find(|n| gpus.is_multiple_of(*n)).unwrap_or(1),
+    };
+    Ok(Cluster { device, gpus, per_node })
+}
+
+fn device(name: &str, file: Option<&Path>) -> anyhow::Result<Device> {
+    let mut all = match file {
+        Some(path) => devices_from_toml(&read(path)?, &path.display().to_string())?,
+        None => Vec::new(),
+    };
+    all.extend(devices()?);
+    let known: Vec<String> = all.iter().map(|d| d.name.clone()).collect();
+    let found = all.into_iter().find(|d| d.name.eq_ignore_ascii_case(name));
+    let unknown = || BadInput(format!("--gpu {name}: unknown device. Known are {}; --gpu-file adds your own.", known.join(", ")));
+    Ok(found.ok_or_else(unknown)?)
+}
+
+/// Most bytes of a file of devices.
+const MAX_BYTES: u64 = 1 << 20;
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    let bad = |e: &dyn std::fmt::Display| BadInput(format!("{}: {e}", PathBuf::from(path).display()));
+    let bytes = std::fs::metadata(path).map_err(|e| bad(&e))?.len();
+    if bytes > MAX_BYTES {
+        return Err(bad(&format!("{bytes} bytes; a file of devices has at most {MAX_BYTES}")).into());
+    }
+    Ok(std::fs::read_to_string(path).map_err(|e| bad(&e))?)
+}

@@ -1,0 +1,187 @@
+//! `temper plan` as a user meets it.
+
+use crate::support::{Case, shared};
+use serde_json::Value;
+
+const QWEN_235B: [&str; 13] = [
+    "plan",
+    "--model",
+    "Qwen3-235B-A22B",
+    "--gpus",
+    "64",
+    "--gpu",
+    "h20",
+    "--nodes",
+    "8",
+    "--global-batch",
+    "32",
+    "--layout",
+    "tp=8,pp=2,ep=4,recompute=moe",
+];
+
+fn with<'a>(base: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [base, more].concat()
+}
+
+/// A number of a JSON answer.
+#[track_caller]
+fn number(json: &Value, pointer: &str) -> f64 {
+    json.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer} in {json}"))
+}
+
+#[test]
+fn the_verdict_comes_first() {
+    let case = Case::tiny();
+    let done = case.temper(&QWEN_235B).ok().says(&[
+        "235.09 B parameters",
+        "47/47 layers a stage",
+        "etp 8 x ep 4 x 1 replicas",
+        "etp=1 shards better",
+        "megatron's, in the backward pass of a layer",
+    ]);
+    assert!(done.stdout.starts_with("FITS with"), "{}", done.stdout);
+    assert!(done.stdout.lines().all(|l| l.trim_end() == l), "no trailing blanks");
+    let small = case.temper(&["plan", "--model", "qwen3-8b", "--gpus", "1", "--gpu", "l40s", "--layout", "tp=1,offload=none"]).ok();
+    assert!(small.stdout.starts_with("DOES NOT FIT by"), "{}", small.stdout);
+}
+
+#[test]
+fn json_has_the_published_figures() {
+    let case = Case::tiny();
+    let json = case.temper(&with(&QWEN_235B, &["--as", "megatron", "--json", "--steps", "100", "--measured", "100"])).ok().json();
+    assert_eq!(number(&json, "/model/params"), 235_093_634_560.0);
+    for (pointer, want, tolerance) in [
+        ("/heaviest/params", 4.07e9, 0.002),
+        ("/heaviest/peak_bytes", 79e9, 0.05),
+        ("/checkpoint/bytes", 3.29e12, 0.002),
+        ("/layout/dp", 4.0, 0.0),
+        ("/layout/etp", 8.0, 0.0),
+        ("/layout/expert_dp", 1.0, 0.0),
+    ] {
+        let got = number(&json, pointer);
+        assert!((got - want).abs() <= tolerance * want, "{pointer}: {got}");
+    }
+    assert!(number(&json, "/step/time_s") > 0.0 && number(&json, "/days") > 0.0 && number(&json, "/measured/mfu") > 0.0);
+    assert!(json["problems"].as_array().unwrap().iter().any(|p| p["remedy"].as_str().unwrap().contains("etp=1")));
+}
+
+#[test]
+fn an_illegal_layout_exits_with_2_and_names_constraint_and_remedies() {
+    let case = Case::tiny();
+    let base = ["plan", "--model", "Qwen3-8B", "--gpus", "32", "--layout"];
+    let done = case.temper(&with(&base, &["tp=1,pp=8"])).exits(2).says(&[
+        "36 layers do not divide over pp 8",
+        "split=4/4/4/5/5/5/5/4",
+        "nearest legal layouts",
+        "--layout tp=1,pp=8",
+    ]);
+    assert!(done.stdout.is_empty());
+    case.temper(&with(&base, &["tp=1,pp=8,split=5/5/5/5/4/4/4/4"])).ok().says(&["5/5/5/5/4/4/4/4 layers a stage"]);
+    let json = case.temper(&with(&base, &["ep=2", "--json"])).exits(2).json();
+    assert_eq!(json["problems"][0]["rule"], "no_experts");
+    assert_eq!(json["fits"], false);
+    assert!(json["nearest"].as_array().unwrap().iter().all(|l| l["ep"] == 1));
+    case.temper(&with(&base, &["tp=18446744073709551615,pp=18446744073709551615"])).exits(2).says(&["32 devices"]);
+}
+
+#[test]
+fn the_best_layout_is_searched_and_the_next_ones_lose_for_a_reason() {
+    let case = Case::tiny();
+    let done = case.temper(&["plan", "--model", "Qwen3-30B-A3B", "--gpus", "8", "--gpu", "h200", "--global-batch", "32"]).ok();
+    let done = done.says(&["the best of", "next best", "% time"]);
+    assert!(done.stdout.starts_with("FITS"), "{}", done.stdout);
+}
+
+#[test]
+fn a_training_configuration_is_planned() {
+    let case = Case::tiny();
+    let json = case.temper(&["plan", "config.toml", "--set", "train.micro_batch=4", "--json"]).ok().json();
+    assert_eq!((number(&json, "/job/seq"), number(&json, "/job/global_batch"), number(&json, "/layout/micro_batch")), (256.0, 4.0, 4.0));
+    assert_eq!(number(&json, "/job/steps"), 4.0);
+    // The same model as a folder; its tied head and size are read from its own config.json.
+    let folder = case.temper(&["plan", "--model", "../common/tiny-qwen3", "--json"]).ok().json();
+    assert_eq!(folder["model"]["params"], json["model"]["params"]);
+}
+
+#[test]
+fn figures_are_explained_and_drawn() {
+    let case = Case::tiny();
+    case.temper(&with(&QWEN_235B, &["--explain", "weights"])).ok().says(&[
+        "parameters of the rank x bytes each",
+        " x 2",
+        "8,189,517,312 B (8.2 GB)",
+    ]);
+    let all = case.temper(&with(&QWEN_235B, &["--explain", "all", "--json"])).ok().json();
+    assert!(all.as_array().unwrap().len() > 20);
+    case.temper(&with(&QWEN_235B, &["--explain", "wieghts"])).exits(2).says(&["wieghts", "weights, gradients"]);
+    case.temper(&with(&QWEN_235B, &["--svg", "memory.svg"])).ok();
+    assert!(case.read("memory.svg").starts_with("<svg") && case.read("memory.svg").contains("pipeline stage"));
+    case.temper(&with(&QWEN_235B, &["--svg", "none/memory.svg"])).exits(1).says(&["none/memory.svg"]);
+}
+
+#[test]
+fn devices_of_ones_own_are_read() {
+    let case = Case::tiny();
+    case.write("mine.toml", "[[device]]\nname = \"p800\"\nmemory_mib = 65536\nbf16_tflops = 345.0\nmemory_tb_s = 1.6\nlink_gb_s = 200.0\nnetwork_gb_s = 25.0\nhost_gb_s = 26.0\n");
+    let base = ["plan", "--model", "Qwen3-8B", "--gpus", "8", "--gpu-file"];
+    case.temper(&with(&base, &["mine.toml", "--gpu", "p800"])).ok().says(&["8 x p800"]);
+    case.temper(&with(&base, &["mine.toml", "--gpu", "p900"])).exits(2).says(&["p900", "p800", "h100"]);
+    case.temper(&with(&base, &["none.toml"])).exits(2).says(&["none.toml"]);
+    case.write("bad.toml", "[[device]]\nname = \"x\"\nmemory = 3\n");
+    case.temper(&with(&base, &["bad.toml"])).exits(2).says(&["bad.toml", "memory"]);
+}
+
+#[test]
+fn mistakes_are_told_with_their_remedy() {
+    let case = Case::tiny();
+    case.write("bad.json", "{\"model_type\": \"qwen3_5\", \"text_config\": {\"num_hidden_layers\": 2, \"hidden_size\": -1}}");
+    for (args, said) in [
+        (&["plan"][..], "Usage: temper plan"),
+        (&["plan", "config.toml", "--model", "Qwen3-8B"], "cannot be used with"),
+        (&["plan", "--model", "nonsense"], "Qwen3-235B-A22B"),
+        (&["plan", "--model", "no/such-model"], "HF_HUB_OFFLINE"),
+        (&["plan", "--model", "bad.json"], "hidden_size"),
+        (&["plan", "--model", "Qwen3-8B", "--gpu", "tpu"], "h100"),
+        (&["plan", "--model", "Qwen3-8B", "--gpus", "0"], "--gpus"),
+        (&["plan", "--model", "Qwen3-8B", "--gpus", "99999999999"], "--gpus"),
+        (&["plan", "--model", "Qwen3-8B", "--gpus", "12", "--nodes", "5"], "12 devices do not divide over 5 nodes"),
+        (&["plan", "--model", "Qwen3-8B", "--layout", "tp=x"], "--layout: tp"),
+        (&["plan", "--model", "Qwen3-8B", "--skew=-1"], "--skew"),
+        (&["plan", "--model", "Qwen3-8B", "--skew", "nan"], "--skew"),
+        (&["plan", "--model", "Qwen3-8B", "--mean-tokens", "9999"], "--mean-tokens"),
+        (&["plan", "--model", "Qwen3-8B", "--network", "0"], "--network"),
+        (&["plan", "--model", "Qwen3-8B", "--seq", "0"], "--seq"),
+        (&["plan", "--model", "Qwen3-8B", "--measured", "nan"], "--measured"),
+        (&["plan", "absent.toml"], "absent.toml"),
+    ] {
+        case.temper(args).exits(2).says(&[said]);
+    }
+}
+
+#[test]
+fn models_that_are_not_trained_yet_are_planned_and_the_engine_still_refuses_them() {
+    let case = Case::tiny();
+    let args = [
+        "plan",
+        "--model",
+        "Qwen3.6-35B-A3B",
+        "--gpus",
+        "40",
+        "--gpu",
+        "h20",
+        "--seq",
+        "49152",
+        "--mean-tokens",
+        "29000",
+        "--global-batch",
+        "80",
+    ];
+    let done = case.temper(&with(&args, &["--layout", "ep=8,recompute=full", "--grads", "bf16", "--measured", "482"])).ok();
+    done.says(&["does not train it yet", "\"qwen3_5_moe\" is not yet supported", "8.2 % of the peak", "x 5 replicas", "logits +48"]);
+    let Some(config) = shared("facts/configs/Qwen3.6-35B-A3B.config.json") else { return };
+    std::fs::create_dir(case.path("hybrid")).unwrap();
+    std::fs::copy(config, case.path("hybrid/config.json")).unwrap();
+    let json = case.temper(&["plan", "--model", "hybrid", "--gpus", "8", "--json"]).ok().json();
+    assert_eq!(number(&json, "/model/params"), 35_107_181_936.0);
+    case.sft("config.toml", &["model.path=hybrid"]).exits(2).says(&["qwen3_5_moe", "not yet supported"]);
+}

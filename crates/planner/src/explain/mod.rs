@@ -1,0 +1,105 @@
+//! Every figure of a plan, expanded to its formula with the numbers in it.
+//!
+//! The numbers are an arithmetic expression whose value is the figure: the tests evaluate every one of them.
+
+mod memory;
+mod time;
+
+use crate::plan::Plan;
+use serde::Serialize;
+
+/// A step of an explanation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Line {
+    /// The formula in words.
+    pub formula: String,
+    /// The same with numbers: `+ - x /` and brackets.
+    pub numbers: String,
+    /// What it comes to.
+    pub value: f64,
+    /// Unit of the value.
+    pub unit: &'static str,
+}
+
+/// A figure explained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The figure's name.
+    pub name: String,
+    /// What it is, and where the formula is from.
+    pub about: String,
+    /// From the first ingredient to the figure, which is the last line.
+    pub lines: Vec<Line>,
+}
+
+/// Names that [`explain`] knows, with what they are.
+pub const NAMES: [(&str, &str); 27] = [
+    ("params", "parameters of the heaviest rank"),
+    ("weights", "bytes of weights"),
+    ("gradients", "bytes of accumulated gradients"),
+    ("masters", "bytes that complete weights to f32"),
+    ("moments", "bytes of Adam's moments"),
+    ("activations", "bytes of activations outside the experts"),
+    ("moe", "bytes of routed rows"),
+    ("logits", "bytes of logits"),
+    ("communication", "bytes of communicators"),
+    ("libraries", "bytes of context and workspaces"),
+    ("allocator", "bytes lost to fragments"),
+    ("peak", "bytes of the heaviest rank"),
+    ("in_flight", "micro-batches whose activations a stage holds"),
+    ("expert_dp", "replicas of an expert"),
+    ("checkpoint", "bytes of a full checkpoint"),
+    ("flops", "model FLOPs of a token"),
+    ("step", "seconds of an optimizer step"),
+    ("compute", "seconds of compute"),
+    ("recompute", "seconds of computing again"),
+    ("bubble", "seconds of waiting in the pipeline"),
+    ("optimizer", "seconds of the optimizer"),
+    ("tp", "seconds of tensor-parallel communication"),
+    ("ep", "seconds of the experts' all-to-all"),
+    ("pp", "seconds of sends between stages"),
+    ("dp", "seconds of gradients and weights over replicas"),
+    ("tokens_per_s", "tokens a second and device"),
+    ("mfu", "model FLOPs utilisation"),
+];
+
+/// Explains a figure of a plan; `None` for a name that is not in [`NAMES`].
+pub fn explain(plan: &Plan, name: &str) -> Option<Explanation> {
+    let (known, what) = NAMES.iter().find(|(known, _)| *known == name)?;
+    let mut e = Explanation { name: (*known).to_string(), about: (*what).to_string(), lines: Vec::new() };
+    if !memory::explain(plan, name, &mut e) {
+        time::explain(plan, name, &mut e);
+    }
+    Some(e)
+}
+
+impl Explanation {
+    fn line(&mut self, formula: impl Into<String>, numbers: String, value: f64, unit: &'static str) {
+        self.lines.push(Line { formula: formula.into(), numbers, value, unit });
+    }
+
+    fn because(&mut self, source: &str) {
+        self.about = format!("{}. {source}", self.about);
+    }
+
+    /// The figure: the value of the last line.
+    pub fn value(&self) -> f64 {
+        self.lines.last().map_or(0.0, |line| line.value)
+    }
+}
+
+/// A number of an expression: whole numbers with separators, others with all their digits.
+fn n(value: f64) -> String {
+    if value.fract() != 0.0 || value.abs() >= 1e15 {
+        return format!("{value}");
+    }
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if value < 0.0 { format!("-{text}") } else { text }
+}

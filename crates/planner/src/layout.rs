@@ -1,0 +1,308 @@
+//! [`Layout`]: how a run is spread over ranks, in Megatron's order `tp-cp-ep-dp-pp` with parallel folding.
+//!
+//! Attention sees the ranks of a stage as tp x cp x dp, experts see the same ranks as etp x ep x expert_dp (MoE Parallel
+//! Folding, Liu et al. 2025; `RankGenerator` of Megatron-Core). The fastest axis comes first, the stage last.
+
+use crate::device::Cluster;
+use crate::error::{Error, Result};
+use serde::Serialize;
+use std::fmt;
+
+/// What is computed again in the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// The feed-forward (experts included) of every layer, from its normed input; Megatron's `--moe-layer-recompute`.
+    Selective,
+    /// Every layer, from its input.
+    Full,
+}
+
+/// What lives in the host's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// Nothing.
+    None,
+    /// Masters and moments, streamed through the device in the optimizer step.
+    Optimizer,
+}
+
+/// A complete layout.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Tensor parallel (with sequence parallel activations).
+    pub tp: usize,
+    /// Context parallel.
+    pub cp: usize,
+    /// Data parallel.
+    pub dp: usize,
+    /// Pipeline stages.
+    pub pp: usize,
+    /// Virtual stages of each rank.
+    pub vpp: usize,
+    /// Expert parallel.
+    pub ep: usize,
+    /// Tensor parallel within an expert.
+    pub etp: usize,
+    /// Sequences of a forward pass.
+    pub micro_batch: usize,
+    /// What is recomputed.
+    pub recompute: Recompute,
+    /// What is off-loaded.
+    pub offload: Offload,
+    /// Layers of each stage; empty is even.
+    pub split: Vec<usize>,
+}
+
+impl Layout {
+    /// Ranks of a stage: tp x cp x dp.
+    pub fn stage_ranks(&self) -> usize {
+        self.tp.saturating_mul(self.cp).saturating_mul(self.dp)
+    }
+
+    /// Ranks in all.
+    pub fn world(&self) -> usize {
+        self.stage_ranks().saturating_mul(self.pp)
+    }
+
+    /// Replicas of an expert: the ranks its optimizer state is sharded over.
+    pub fn expert_dp(&self) -> usize {
+        self.stage_ranks() / self.ep.saturating_mul(self.etp).max(1)
+    }
+
+    /// Micro-batches of a step on each rank; 0 when the batch does not divide.
+    pub fn micro_batches(&self, global_batch: usize) -> usize {
+        match self.dp.checked_mul(self.micro_batch).filter(|n| *n > 0 && global_batch.is_multiple_of(*n)) {
+            Some(n) => global_batch / n,
+            None => 0,
+        }
+    }
+
+    /// Size and stride of an axis among the ranks.
+    fn axis(&self, axis: Axis) -> (usize, usize) {
+        match axis {
+            Axis::Tp => (self.tp, 1),
+            Axis::Cp => (self.cp, self.tp),
+            Axis::Dp => (self.dp.saturating_mul(self.cp), self.tp),
+            Axis::Pp => (self.pp, self.stage_ranks()),
+            Axis::Etp => (self.etp, 1),
+            Axis::Ep => (self.ep, self.etp),
+            Axis::ExpertDp => (self.expert_dp(), self.etp.saturating_mul(self.ep)),
+        }
+    }
+
+    /// Where the members of a group of an axis sit.
+    pub fn group(&self, axis: Axis, cluster: &Cluster) -> Group {
+        let (size, stride) = self.axis(axis);
+        let node = cluster.per_node.max(1);
+        let span = size.saturating_mul(stride);
+        let (per_node, nodes) = if size <= 1 {
+            (1, 1)
+        } else if span > MOST_RANKS {
+            (1, size) // no legal layout has so many ranks
+        } else if node.is_multiple_of(span) {
+            (size, 1)
+        } else if stride.is_multiple_of(node) {
+            (1, size)
+        } else if node.is_multiple_of(stride) && span.is_multiple_of(node) {
+            (node / stride, span / node)
+        } else {
+            worst_node(size, stride, self.world(), node)
+        };
+        Group { size, per_node, nodes }
+    }
+
+    /// The coordinates of a rank: (tp, cp, dp, pp).
+    pub fn coordinates(&self, rank: usize) -> (usize, usize, usize, usize) {
+        let (tp, cp, dp) = (self.tp.max(1), self.cp.max(1), self.dp.max(1));
+        (rank % tp, rank / tp % cp, rank / (tp * cp) % dp, rank / (tp * cp * dp))
+    }
+
+    /// The coordinates of a rank among the experts: (etp, ep, expert_dp, pp).
+    pub fn expert_coordinates(&self, rank: usize) -> (usize, usize, usize, usize) {
+        let (etp, ep, edp) = (self.etp.max(1), self.ep.max(1), self.expert_dp().max(1));
+        (rank % etp, rank / etp % ep, rank / (etp * ep) % edp, rank / (etp * ep * edp))
+    }
+}
+
+/// Ranks beyond which nothing is counted one by one.
+const MOST_RANKS: usize = 1 << 20;
+
+/// The fewest members on one node, and the nodes touched, over all groups of an axis that do not align with nodes.
+fn worst_node(size: usize, stride: usize, world: usize, node: usize) -> (usize, usize) {
+    let (mut fewest, mut most) = (size, 1);
+    for block in (0..world.min(MOST_RANKS)).step_by(size.saturating_mul(stride).max(1)) {
+        let mut counts = std::collections::BTreeMap::new();
+        for i in 0..size {
+            *counts.entry((block + i * stride) / node).or_insert(0) += 1;
+        }
+        fewest = fewest.min(counts.values().copied().min().unwrap_or(1));
+        most = most.max(counts.len());
+    }
+    (fewest, most)
+}
+
+/// An axis of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Axis {
+    /// Tensor.
+    Tp,
+    /// Context.
+    Cp,
+    /// Data and context together: gradients and optimizer shards of everything but experts.
+    Dp,
+    /// Pipeline.
+    Pp,
+    /// Tensor within an expert.
+    Etp,
+    /// Expert.
+    Ep,
+    /// Replicas of an expert.
+    ExpertDp,
+}
+
+/// Where the members of a group sit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Members.
+    pub size: usize,
+    /// Members on one node (the fewest).
+    pub per_node: usize,
+    /// Nodes touched.
+    pub nodes: usize,
+}
+
+impl fmt::Display for Layout {
+    /// As `--layout` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tp={},pp={}", self.tp, self.pp)?;
+        for (name, value) in [("vpp", self.vpp), ("ep", self.ep), ("etp", self.etp), ("cp", self.cp)] {
+            if value != 1 || (name == "etp" && self.ep > 1) {
+                write!(f, ",{name}={value}")?;
+            }
+        }
+        write!(f, ",dp={},mb={}", self.dp, self.micro_batch)?;
+        match self.recompute {
+            Recompute::None => {}
+            Recompute::Selective => f.write_str(",recompute=selective")?,
+            Recompute::Full => f.write_str(",recompute=full")?,
+        }
+        if self.offload == Offload::Optimizer {
+            f.write_str(",offload=optimizer")?;
+        }
+        if !self.split.is_empty() {
+            let parts: Vec<String> = self.split.iter().map(usize::to_string).collect();
+            write!(f, ",split={}", parts.join("/"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A layout as the user wrote it; what is absent is derived or searched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayoutRequest {
+    /// tp.
+    pub tp: Option<usize>,
+    /// cp.
+    pub cp: Option<usize>,
+    /// dp; absent: what the other axes leave.
+    pub dp: Option<usize>,
+    /// pp.
+    pub pp: Option<usize>,
+    /// vpp.
+    pub vpp: Option<usize>,
+    /// ep.
+    pub ep: Option<usize>,
+    /// etp; absent: tp, as in Megatron.
+    pub etp: Option<usize>,
+    /// Micro-batch.
+    pub micro_batch: Option<usize>,
+    /// Recomputation; absent: the least that fits.
+    pub recompute: Option<Recompute>,
+    /// Off-loading; absent: none unless nothing else fits.
+    pub offload: Option<Offload>,
+    /// Layers of each stage.
+    pub split: Vec<usize>,
+}
+
+impl LayoutRequest {
+    /// Parses `tp=8,pp=2,ep=4,split=47/47`; `origin` is what errors call it.
+    ///
+    /// # Errors
+    /// On an unknown key, a value that is not a number of the right kind, or a key given twice.
+    pub fn parse(text: &str, origin: &str) -> Result<LayoutRequest> {
+        const KEYS: &str = "Keys are tp, pp, vpp, ep, etp, cp, dp, mb, recompute, offload, split.";
+        let mut request = LayoutRequest::default();
+        let mut seen: Vec<&str> = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            let Some((key, value)) = part.split_once('=').map(|(k, v)| (k.trim(), v.trim())) else {
+                return Err(Error::key(origin, part, "no value", format!("Write {part}=N. {KEYS}")));
+            };
+            if seen.contains(&key) {
+                return Err(Error::key(origin, key, "given twice", "Give it once."));
+            }
+            seen.push(key);
+            let count = |text: &str| match text.parse::<usize>() {
+                Ok(n) if n > 0 => Ok(n),
+                _ => Err(Error::key(origin, key, format!("found {text:?}"), "Expected a whole number of at least 1.")),
+            };
+            match key {
+                "tp" => request.tp = Some(count(value)?),
+                "cp" => request.cp = Some(count(value)?),
+                "dp" => request.dp = Some(count(value)?),
+                "pp" => request.pp = Some(count(value)?),
+                "vpp" => request.vpp = Some(count(value)?),
+                "ep" => request.ep = Some(count(value)?),
+                "etp" => request.etp = Some(count(value)?),
+                "mb" | "micro_batch" => request.micro_batch = Some(count(value)?),
+                "split" => request.split = value.split('/').map(count).collect::<Result<_>>()?,
+                "recompute" => {
+                    request.recompute = Some(match value {
+                        "none" => Recompute::None,
+                        "selective" | "moe" => Recompute::Selective,
+                        "full" => Recompute::Full,
+                        _ => return Err(Error::key(origin, key, format!("found {value:?}"), "Expected none, selective or full.")),
+                    });
+                }
+                "offload" => {
+                    request.offload = Some(match value {
+                        "none" => Offload::None,
+                        "optimizer" => Offload::Optimizer,
+                        _ => return Err(Error::key(origin, key, format!("found {value:?}"), "Expected none or optimizer.")),
+                    });
+                }
+                _ => return Err(Error::key(origin, key, "unknown", KEYS)),
+            }
+        }
+        Ok(request)
+    }
+
+    /// Whether the user fixed anything that decides where weights lie.
+    pub fn names_axes(&self) -> bool {
+        [self.tp, self.cp, self.dp, self.pp, self.vpp, self.ep, self.etp].iter().any(Option::is_some) || !self.split.is_empty()
+    }
+
+    /// The whole layout: absent axes are 1, `dp` what is left of the devices, `etp` as `tp`.
+    pub fn complete(&self, gpus: usize, has_experts: bool) -> Layout {
+        let one = |value: Option<usize>| value.unwrap_or(1);
+        let (tp, cp, pp, ep) = (one(self.tp), one(self.cp), one(self.pp), one(self.ep));
+        let rest = gpus / tp.saturating_mul(cp).saturating_mul(pp).max(1);
+        Layout {
+            tp,
+            cp,
+            dp: self.dp.unwrap_or(rest.max(1)),
+            pp,
+            vpp: one(self.vpp),
+            ep,
+            etp: self.etp.unwrap_or(if has_experts { tp } else { 1 }),
+            micro_batch: one(self.micro_batch),
+            recompute: self.recompute.unwrap_or(Recompute::None),
+            offload: self.offload.unwrap_or(Offload::None),
+            split: self.split.clone(),
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Seconds of one layer for one micro-batch on one rank: compute by kind of operation, and communication inside the layer.
+//!
+//! Legend as in `memory::dims`.
+
+use super::rates::{RATES, all_to_all, gemm, ring, send, stream};
+use crate::device::Cluster;
+use crate::layout::{Axis, Layout};
+use crate::memory::Dims;
+use serde::Serialize;
+
+/// A kind of operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Products around attention: q, k, v and out.
+    Projections,
+    /// Attention over earlier tokens.
+    Attention,
+    /// Gated delta rule.
+    Recurrence,
+    /// Products of dense feed-forwards and shared experts.
+    FeedForward,
+    /// Products of routed experts, and their router.
+    Experts,
+    /// Norms, rotation, activation functions, gather and scatter of rows.
+    Elementwise,
+    /// Output matrix and cross-entropy.
+    Head,
+}
+
+impl Op {
+    /// All kinds.
+    pub const ALL: [Op; 7] = [Op::Projections, Op::Attention, Op::Recurrence, Op::FeedForward, Op::Experts, Op::Elementwise, Op::Head];
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Projections => "projections",
+            Op::Attention => "attention",
+            Op::Recurrence => "recurrence",
+            Op::FeedForward => "feed_forward",
+            Op::Experts => "experts",
+            Op::Elementwise => "elementwise",
+            Op::Head => "head",
+        }
+    }
+}
+
+/// Seconds by kind of operation.
+pub type Compute = [f64; Op::ALL.len()];
+/// Seconds by axis, in the order of [`Axis`].
+pub type Comm = [f64; 7];
+
+/// One pass through (a part of) a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pass {
+    /// Seconds by kind of operation.
+    pub compute: Compute,
+    /// Seconds of communication that nothing hides.
+    pub comm: Comm,
+}
+
+impl Pass {
+    /// Seconds in all.
+    pub fn total(&self) -> f64 {
+        self.compute.iter().sum::<f64>() + self.comm.iter().sum::<f64>()
+    }
+
+    /// Adds `times` another pass.
+    pub fn add(&mut self, other: &Pass, times: f64) {
+        for (mine, theirs) in self.compute.iter_mut().zip(&other.compute) {
+            *mine += times * theirs;
+        }
+        for (mine, theirs) in self.comm.iter_mut().zip(&other.comm) {
+            *mine += times * theirs;
+        }
+    }
+
+    fn op(&mut self, op: Op, seconds: f64) {
+        self.compute[op as usize] += seconds;
+    }
+
+    fn talk(&mut self, axis: Axis, seconds: f64) {
+        self.comm[axis as usize] += seconds;
+    }
+}
+
+/// A layer's passes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayerTime {
+    /// Forward from the input to the input of the feed-forward.
+    pub mixer: Pass,
+    /// Forward of the feed-forward.
+    pub feed_forward: Pass,
+    /// Backward of all.
+    pub backward: Pass,
+}
+
+/// What the times of layers depend on.
+#[derive(Clone, Copy)]
+pub struct Setting<'a> {
+    /// The devices.
+    pub cluster: &'a Cluster,
+    /// Where.
+    pub layout: &'a Layout,
+    /// Sizes of a rank for a sequence of mean length.
+    pub dims: &'a Dims,
+    /// Mean tokens of a document: how far attention reaches.
+    pub length: f64,
+    /// Bytes of an accumulated gradient.
+    pub grad: f64,
+}
+
+impl Setting<'_> {
+    /// The passes of a layer of a kind.
+    pub fn layer(&self, linear: bool, experts: bool) -> LayerTime {
+        let mut t = LayerTime::default();
+        if linear {
+            self.linear_attention(&mut t)
+        } else {
+            self.attention(&mut t)
+        }
+        if experts {
+            self.experts(&mut t);
+            if self.dims.shared_expert > 0.0 {
+                self.dense(&mut t, self.dims.shared_expert);
+            }
+        } else {
+            self.dense(&mut t, self.dims.dense);
+        }
+        let d = self.dims;
+        // Norm and sum around the mixer, and the sum after the feed-forward: 6 and 3 passes over the hidden states.
+        let row = d.shared * d.hidden * d.a;
+        self.elementwise(&mut t, 6.0 * row, 3.0 * row);
+        t
+    }
+
+    /// A product forward, and its two backward; `share` of the peak, `groups` alike.
+    fn product(&self, t: &mut LayerTime, part: Part, op: Op, share: f64, groups: f64, m: f64, n: f64, k: f64) {
+        let (device, a) = (&self.cluster.device, self.dims.a);
+        let forward = groups * gemm(device, share, m, n, k, a, 0.0);
+        match part {
+            Part::Mixer => t.mixer.op(op, forward),
+            Part::FeedForward => t.feed_forward.op(op, forward),
+        }
+        // The weight gradient is read and written where it accumulates, not just written.
+        let weight = gemm(device, share, n, k, m, a, n * k * (2.0 * self.grad - a));
+        t.backward.op(op, groups * (gemm(device, share, m, k, n, a, 0.0) + weight));
+    }
+
+    /// Bytes moved by elementwise kernels forward; backward moves twice as much.
+    fn elementwise(&self, t: &mut LayerTime, mixer: f64, feed_forward: f64) {
+        let device = &self.cluster.device;
+        t.mixer.op(Op::Elementwise, stream(device, mixer));
+        t.feed_forward.op(Op::Elementwise, stream(device, feed_forward));
+        t.backward.op(Op::Elementwise, 2.0 * stream(device, mixer + feed_forward));
+    }
+
+    fn attention(&self, t: &mut LayerTime) {
+        let (d, peak) = (self.dims, self.cluster.device.peak());
+        let rows = d.q + d.gate + 2.0 * d.kv;
+        self.product(t, Part::Mixer, Op::Projections, RATES.gemm, 1.0, d.tokens, rows, d.hidden);
+        self.product(t, Part::Mixer, Op::Projections, RATES.gemm, 1.0, d.tokens, d.hidden, d.q);
+        // Two products of length x head size for each query, half of them causal; five in the backward pass.
+        let flops = 2.0 * d.tokens * self.length * d.q;
+        let (forward, backward) = (flops / (peak * RATES.attention), 2.5 * flops / (peak * RATES.attention_grad));
+        t.mixer.op(Op::Attention, forward);
+        t.backward.op(Op::Attention, backward);
+        self.elementwise(t, 2.0 * d.tokens * (rows + d.gate) * d.a, 0.0);
+        self.gathers(t, Part::Mixer);
+        self.context_ring(t, forward, backward);
+    }
+
+    fn linear_attention(&self, t: &mut LayerTime) {
+        let (d, peak) = (self.dims, self.cluster.device.peak());
+        let (key, value, heads) = d.linear;
+        let rows = 2.0 * key + 2.0 * value + 2.0 * heads;
+        self.product(t, Part::Mixer, Op::Projections, RATES.gemm, 1.0, d.tokens, rows, d.hidden);
+        self.product(t, Part::Mixer, Op::Projections, RATES.gemm, 1.0, d.tokens, d.hidden, value);
+        // In chunks of 64: the state's four products and about as much again inside the chunk.
+        let flops = 14.0 * d.tokens * d.state;
+        t.mixer.op(Op::Recurrence, flops / (peak * RATES.recurrence));
+        t.backward.op(Op::Recurrence, 2.5 * flops / (peak * RATES.recurrence));
+        self.elementwise(t, d.tokens * (4.0 * key + 6.0 * value) * d.a, 0.0);
+        self.gathers(t, Part::Mixer);
+    }
+
+    fn dense(&self, t: &mut LayerTime, width: f64) {
+        let d = self.dims;
+        self.product(t, Part::FeedForward, Op::FeedForward, RATES.gemm, 1.0, d.tokens, 2.0 * width, d.hidden);
+        self.product(t, Part::FeedForward, Op::FeedForward, RATES.gemm, 1.0, d.tokens, d.hidden, width);
+        self.elementwise(t, 0.0, 3.0 * d.tokens * width * d.a);
+        self.gathers(t, Part::FeedForward);
+    }
+
+    /// Router, dispatch, experts, combine.
+    fn experts(&self, t: &mut LayerTime) {
+        let d = self.dims;
+        let groups = (d.experts.0 / d.ep).max(1.0);
+        let rows = d.routed / groups;
+        self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, 2.0 * d.expert, d.hidden);
+        self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, d.hidden, d.expert);
+        let moved = 2.0 * d.routed * d.hidden + 3.0 * d.routed * d.expert + 2.0 * d.sent * d.hidden;
+        self.elementwise(t, 0.0, moved * d.a);
+        let (ep, etp) = (self.layout.group(Axis::Ep, self.cluster), self.layout.group(Axis::Etp, self.cluster));
+        let there = all_to_all(self.cluster, ep, d.sent * d.hidden * d.a);
+        let gather = ring(self.cluster, etp, d.routed * d.hidden * d.a);
+        // There and back, forward and backward.
+        for pass in [&mut t.feed_forward, &mut t.backward] {
+            pass.talk(Axis::Ep, 2.0 * there);
+            pass.talk(Axis::Etp, 2.0 * gather);
+        }
+    }
+
+    /// Sequence parallelism: an all-gather before and a reduce-scatter after a block; in the backward pass the same, and another
+    /// gather of the input that hides behind the input gradient.
+    fn gathers(&self, t: &mut LayerTime, part: Part) {
+        let d = self.dims;
+        let seconds = 2.0 * ring(self.cluster, self.layout.group(Axis::Tp, self.cluster), d.tokens * d.hidden * d.a);
+        match part {
+            Part::Mixer => t.mixer.talk(Axis::Tp, seconds),
+            Part::FeedForward => t.feed_forward.talk(Axis::Tp, seconds),
+        }
+        t.backward.talk(Axis::Tp, seconds);
+    }
+
+    /// Ring attention: keys and values of every other rank pass by, behind attention as far as it lasts.
+    fn context_ring(&self, t: &mut LayerTime, forward: f64, backward: f64) {
+        let (d, cp) = (self.dims, self.layout.group(Axis::Cp, self.cluster));
+        let hops = cp.size.saturating_sub(1) as f64;
+        let hop = send(self.cluster, cp, 2.0 * d.tokens * d.kv * d.a);
+        t.mixer.talk(Axis::Cp, (hops * hop - forward).max(0.0));
+        t.backward.talk(Axis::Cp, (2.0 * hops * hop - backward).max(0.0));
+    }
+
+    /// Forward and backward of the output matrix and the loss.
+    pub fn head(&self) -> LayerTime {
+        let (d, mut t) = (self.dims, LayerTime::default());
+        self.product(&mut t, Part::FeedForward, Op::Head, RATES.gemm, 1.0, d.tokens, d.vocab, d.hidden);
+        t.feed_forward.op(Op::Head, stream(&self.cluster.device, 2.0 * d.tokens * d.vocab * d.a));
+        self.gathers(&mut t, Part::FeedForward);
+        t
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Part {
+    Mixer,
+    FeedForward,
+}
