@@ -35,7 +35,7 @@ fn tell(args: &Args, plan: &Plan) -> anyhow::Result<()> {
         std::fs::write(path, svg::picture(plan)).map_err(|e| anyhow::anyhow!("cannot write {}: {e}", path.display()))?;
     }
     if let Some(name) = &args.explain {
-        return Ok(tell_explanation(args, plan, name)?);
+        return tell_explanation(args, plan, name);
     }
     if args.json {
         let mut json = plan.to_json();

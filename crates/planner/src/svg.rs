@@ -133,7 +133,13 @@ fn limit(out: &mut String, plan: &Plan, scale: &Scale) {
     let gb = plan.limit() / 1e9;
     let y = scale.y(gb);
     let _ = writeln!(out, "<path d=\"M{LEFT} {y:.1}H{RIGHT}\" stroke=\"#e03131\" stroke-width=\"1.6\" stroke-dasharray=\"7 4\"/>");
-    let _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" fill=\"#e03131\">{gb:.1} GB of a device</text>", RIGHT + 8.0, y + 4.5);
+    // On the line, at its right end: bars stand in the middle of their slots.
+    let _ = writeln!(
+        out,
+        "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#e03131\">{gb:.1} GB of a device</text>",
+        RIGHT - 4.0,
+        y - 6.0
+    );
 }
 
 fn legend(out: &mut String, plan: &Plan) {
