@@ -50,3 +50,82 @@ KERNEL cross_entropy(float* losses, T* logits, const int* targets, const float* 
     store(row + c, r);
   }
 }
+
+#if __CUDA_ARCH__ >= 900
+// The same with gradient, reading the logits once: a cluster of SHARE blocks holds a row in its shared memory. Block r of the
+// cluster takes the columns r * part .. (r + 1) * part; a thread reads back only what it held itself. Dynamic shared memory: part
+// elements.
+#define SHARE 8
+#define FLIGHT 4  // loads of a thread in flight
+#define LOG2E 1.4426950408889634f
+DI float exp2_of(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+struct alignas(V * sizeof(T)) Access { T x[V]; };
+DI void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
+// A float of the same place in the shared memory of block `rank` of the cluster.
+DI float remote(const float* p, int rank) {
+  u32 at; float x;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(p)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+  return x;
+}
+KERNEL __cluster_dims__(SHARE, 1, 1) __launch_bounds__(256) cross_entropy_cluster(float* losses, T* logits, const int* targets, const float* weights, i64 C, i64 part) {
+  extern __shared__ Access held[];
+  __shared__ float buffer[32], mine[2];
+  const i64 n = blockIdx.x / SHARE, first = blockIdx.x % SHARE * part;
+  const int rank = blockIdx.x % SHARE, target = targets[n];
+  const int count = C > first ? (int)((C - first < part ? C - first : part) / V) : 0;  // accesses of this block
+  Access* row = (Access*)(logits + n * C + first);
+  if (target == IGNORE) {
+    for (int i = threadIdx.x; i < count; i += 256) row[i] = Access{};
+    if (rank == 0 && threadIdx.x == 0) losses[n] = 0;
+    return;
+  }
+  const i64 own = target - first;  // the target's place in this block's columns
+  const bool here = target >= 0 && own >= 0 && own < (i64)count * V;
+  const float picked = here ? to_f32(((T*)row)[own]) : 0.f;
+  float m = -INF, s = 0;
+  for (int base = threadIdx.x; base < count; base += 256 * FLIGHT) {
+    Access x[FLIGHT];
+#pragma unroll
+    for (int u = 0; u < FLIGHT; u++) if (base + 256 * u < count) x[u] = row[base + 256 * u];
+#pragma unroll
+    for (int u = 0; u < FLIGHT; u++) {
+      if (base + 256 * u >= count) break;
+      held[base + 256 * u] = x[u];
+      float top = to_f32(x[u].x[0]);
+#pragma unroll
+      for (int j = 1; j < V; j++) top = fmaxf(top, to_f32(x[u].x[j]));
+      if (top > m) { s *= exp2_of((m - top) * LOG2E); m = top; }
+      if (m > -INF) {
+#pragma unroll
+        for (int j = 0; j < V; j++) s += exp2_of(to_f32(x[u].x[j]) * LOG2E - m * LOG2E);
+      }
+    }
+  }
+  const float top = block_max(m, buffer);
+  s = block_sum(m > -INF ? s * __expf(m - top) : s, buffer);
+  if (threadIdx.x == 0) { mine[0] = top; mine[1] = s; }
+  cluster_sync();
+  float all = -INF, sum = 0;
+  for (int r = 0; r < SHARE; r++) all = fmaxf(all, remote(mine, r));
+  for (int r = 0; r < SHARE; r++) {
+    const float t = remote(mine, r), x = remote(mine + 1, r);
+    sum += t > -INF ? x * __expf(t - all) : x;
+  }
+  cluster_sync();  // nobody leaves before all have read
+  const float lse = all + logf(sum), w = weights[n];
+  const bool valid = target >= 0 && target < C;
+  if (threadIdx.x == 0 && (here || (!valid && rank == 0))) losses[n] = valid ? lse - picked : NAN_F;
+  for (int i = threadIdx.x; i < count; i += 256) {
+    const Access x = held[i];
+    float r[V];
+#pragma unroll
+    for (int j = 0; j < V; j++) r[j] = w * exp2_of(to_f32(x.x[j]) * LOG2E - lse * LOG2E);
+    if (here && i == own / V) {
+#pragma unroll
+      for (int j = 0; j < V; j++) if (j == own % V) r[j] -= w;
+    }
+    store((T*)(row + i), r);
+  }
+}
+#endif

@@ -1,19 +1,21 @@
 // Moving rows between tokens and experts. Legend as in ops.rs: T tokens, K experts a token, S = T*K.
 #include "common.cuh"
 #define COLS(c) for (int c = threadIdx.x * V; c < H; c += blockDim.x * V)
-
-// out[s] = x[source[s] / K]. Flat over the accesses of all rows, `row` accesses each; a thread has four loads in flight.
 struct alignas(V * sizeof(T)) Access { T x[V]; };
-KERNEL moe_gather(Access* __restrict__ out, const Access* __restrict__ x, const int* __restrict__ source, i64 rows, int K, int row) {
-  const i64 first = (i64)blockIdx.x * 1024 + threadIdx.x, n = rows * row;
-  Access r[4];
-#pragma unroll
-  for (int u = 0; u < 4; u++) {
-    const i64 i = first + 256 * u;
-    if (i < n) r[u] = x[(i64)(source[i / row] / K) * row + i % row];
+
+// place[source[s]] = s.
+KERNEL moe_places(int* place, const int* source, int rows) {
+  const int s = blockIdx.x * blockDim.x + threadIdx.x;
+  if (s < rows) place[source[s]] = s;
+}
+// out[place[t, k]] = x[t] for each k, rows of `row` accesses. Going by tokens reads x once; by the rows of
+// `out`, x would be pushed out of the cache by what is written, and read K times.
+KERNEL moe_gather(Access* __restrict__ out, const Access* __restrict__ x, const int* __restrict__ place, int K, int row) {
+  const i64 t = blockIdx.x;
+  for (int c = threadIdx.x; c < row; c += blockDim.x) {
+    const Access r = x[t * row + c];
+    for (int k = 0; k < K; k++) out[(i64)place[t * K + k] * row + c] = r;
   }
-#pragma unroll
-  for (int u = 0; u < 4; u++) if (first + 256 * u < n) out[first + 256 * u] = r[u];
 }
 // out[t] = sum_k weights[t, k] * y[place[t, k]]; weights null: 1.
 KERNEL moe_combine(T* out, const T* y, const float* weights, const int* place, int K, int H) {

@@ -16,6 +16,20 @@ KERNEL sum_partials(void* out, int out_f32, const float* partial, int parts, int
   else { bf16* o = (bf16*)out + c; *o = from_f32<bf16>(to_f32(*o) + s); }
 }
 
+// Sum over a block in f64, for thread 0.
+DI double warp_sum_wide(double x) {
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+DI double block_sum_wide(double x) {
+  __shared__ double warps[32];
+  x = warp_sum_wide(x);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  return threadIdx.x < 32 ? warp_sum_wide(threadIdx.x < blockDim.x / 32 ? warps[threadIdx.x] : 0) : 0;
+}
+
 // partial[block] = sum of squares; x is f32, bf16 or f16 by template.
 template <class X> DI void squares(double* partial, const X* x, i64 n) {
   // Short sums in f32, then f64: products of 16 elements lose nothing that matters, and f64 units stay idle.
@@ -37,28 +51,15 @@ template <class X> DI void squares(double* partial, const X* x, i64 n) {
     }
     total += s;
   }
-  __shared__ double warps[32];
-  for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(~0u, total, o);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = total;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    double s = 0;
-    for (int w = 0; w < blockDim.x / 32; w++) s += warps[w];
-    partial[blockIdx.x] = s;
-  }
+  total = block_sum_wide(total);
+  if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 KERNEL sum_squares_f32(double* partial, const f32* x, i64 n) { squares(partial, x, n); }
 KERNEL sum_squares_bf16(double* partial, const bf16* x, i64 n) { squares(partial, x, n); }
-// out[0] += the partial sums, in order.
+// out[0] += at most 1024 partial sums; one block of 1024 threads.
 KERNEL finish_squares(double* out, const double* partial, int parts) {
-  __shared__ double s[1024];
-  s[threadIdx.x] = threadIdx.x < parts ? partial[threadIdx.x] : 0;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    double t = 0;
-    for (int i = 0; i < parts; i++) t += s[i];
-    out[0] += t;
-  }
+  const double s = block_sum_wide(threadIdx.x < parts ? partial[threadIdx.x] : 0);
+  if (threadIdx.x == 0) out[0] += s;
 }
 
 // out[0] += number of elements that are NaN or infinite. Integer atomics: the order does not matter.

@@ -8,3 +8,11 @@ KERNEL sdpa_lengths(i64* off_q, i64* off_k, i64* off_stats, int* lengths, const 
   off_q[i] = start * q_width; off_k[i] = start * k_width; off_stats[i] = start * q_heads;
   if (i < b) lengths[i] = i < B ? cu[i + 1] - (int)start : 0;
 }
+// out[i][c][r] = in[i][r][c] of matrices [rows, cols], n elements in all: statistics between [s, heads] and the [heads, s] of dense plans.
+KERNEL sdpa_transpose(float* out, const float* in, i64 n, int rows, int cols) {
+  const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= n) return;
+  const i64 i = at / (rows * cols);
+  const int r = at % rows, c = at / rows % cols;
+  out[at] = in[(i * rows + r) * cols + c];
+}

@@ -2,7 +2,7 @@
 //! Needs NVRTC (`pip install nvidia-cuda-nvrtc`, or a CUDA toolkit in `CUDA_HOME`); without it the test says so and ends.
 
 use std::sync::Mutex;
-use temper_cuda::kernels::{Compiler, Resources, SOURCES, Source, Variant};
+use temper_cuda::kernels::{Compiled, Compiler, SOURCES, Source, Variant};
 use temper_cuda::{Error, sys::nvrtc::Nvrtc};
 
 /// Kernels that are known to spill, with the reason.
@@ -28,11 +28,12 @@ fn kernels_compile_and_do_not_spill() {
             let place = format!("{arch} {} {variant:?}", source.file);
             match result {
                 Err(e) => wrong.push(format!("{place}: {e}")),
-                Ok(resources) => {
-                    if resources.is_empty() {
+                Ok(compiled) => {
+                    if compiled.resources.is_empty() {
                         wrong.push(format!("{place}: no kernel was reported"));
                     }
-                    for r in resources {
+                    wrong.extend(compiled.losses.iter().map(|l| format!("{place}: {l}")));
+                    for r in compiled.resources {
                         let text = format!("{place} {}: {} registers, {} bytes stack", r.kernel, r.registers, r.stack);
                         if r.spill_stores + r.spill_loads > 0 && !SPILLS.iter().any(|s| s.0 == r.kernel) {
                             wrong.push(format!("{text}, spills {} + {} bytes", r.spill_stores, r.spill_loads));
@@ -48,7 +49,7 @@ fn kernels_compile_and_do_not_spill() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-type Result1 = Result<Vec<Resources>, Error>;
+type Result1 = Result<Compiled, Error>;
 
 /// Compiles every source in every variant, on all cores.
 fn compile_all(compiler: &Compiler) -> Vec<(&'static Source, Variant, Result1)> {
@@ -60,7 +61,7 @@ fn compile_all(compiler: &Compiler) -> Vec<(&'static Source, Variant, Result1)> 
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
             scope.spawn(|| {
                 while let Some((source, variant)) = next() {
-                    let result = compiler.compile(source, variant).map(|c| c.resources);
+                    let result = compiler.compile(source, variant);
                     done.lock().expect("no thread panicked").push((source, variant, result));
                 }
             });

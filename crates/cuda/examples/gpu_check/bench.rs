@@ -28,20 +28,25 @@ fn table() -> Vec<Case> {
     all.extend(sequences::qkv(&[4096, 4096], heads));
     all.extend(sequences::attention(&[4096, 4096], heads));
     all.extend(sequences::attention(&[16_384], heads));
+    all.extend(sequences::attention(&[1000, 3092, 512, 3588], heads));
     all.extend(sequences::attention(&[4096], Heads { nq: 16, nk: 2, d: 256 }));
     all.extend(sequences::paged(&[1024; 64], 1, 16, heads));
+    all.extend(sequences::paged(&[8192; 64], 1, 16, heads));
+    all.extend(sequences::paged(&[8192], 1, 16, heads));
     all.extend(experts::router(t, 128, 8));
+    all.extend(dense::router_products(t, 128, 2048));
     all.extend(experts::routing(t, 128, 8, 2048));
     all.extend(experts::grouped(65_536, 128, 1536, 2048, false));
     all.extend(experts::grouped(65_536, 128, 1536, 2048, true));
     all.extend(experts::grouped(65_536, 128, 2048, 768, false));
+    all.extend(experts::grouped(65_536, 128, 3072, 4096, false));
     all
 }
 
 /// Times the table in bf16.
 pub fn run(gpu: &Cuda, only: Option<&str>) -> String {
     let mut text = String::from("time in bf16 against the floor (4.3 TB/s, 700 TFLOP/s)\n");
-    for case in table().iter().filter(|c| only.is_none_or(|w| c.name.contains(w))) {
+    for case in table().iter().filter(|c| only.is_none_or(|w| w.split(',').any(|w| c.name.contains(w)))) {
         let bytes = case.least_bytes(DType::BF16.size());
         let floor = (bytes / BYTES_PER_S).max(case.flops / FLOP_PER_S) * 1e6;
         let _ = match time(gpu, case) {

@@ -1,6 +1,6 @@
 //! Cases without sequences and experts. T tokens, H width, V vocabulary.
 
-use crate::case::{Case, Random, Role::*, Values, take};
+use crate::case::{Case, Random, Role, Role::*, Values, take};
 use temper_tensor::{AdamW, AdamWState, Beta, Trans};
 
 /// Element-wise operations over n elements.
@@ -44,6 +44,48 @@ pub fn gemm(m: usize, n: usize, k: usize) -> Vec<Case> {
             .act(&[n, k], spread)
             .adds(Act, &[m, n])
             .flops(flops),
+    ]
+}
+
+/// A router's products, T tokens of width H to E experts, in f32 and with the exact operands that bf16 allows.
+pub fn router_products(t: usize, e: usize, h: usize) -> Vec<Case> {
+    let flops = 2.0 * t as f64 * e as f64 * h as f64;
+    let forward = |name: &str, role: Role| {
+        Case::new(format!("router product, {name} {t}x{e}x{h}"), |ops, i, o| {
+            ops.gemm(o[0].view_mut(), i[0].view(), Trans::No, i[1].view(), Trans::Yes, Beta::Zero)
+        })
+        .input(role, &[t, h], Values::Normal(1.0))
+        .input(role, &[e, h], Values::Normal(0.02))
+        .out(Stat, &[t, e])
+        .flops(flops)
+    };
+    let input_grad = |name: &str, role: Role, depth: usize| {
+        Case::new(format!("router input gradient, {name} {t}x{h}x{depth}"), |ops, i, o| {
+            ops.gemm(o[0].view_mut(), i[0].view(), Trans::No, i[1].view(), Trans::No, Beta::Zero)
+        })
+        .input(role, &[t, depth], Values::Normal(1.0))
+        .input(role, &[depth, h], Values::Normal(0.02))
+        .out(Stat, &[t, h])
+        .flops(flops)
+    };
+    let weight_grad = |name: &str, role: Role, rows: usize| {
+        Case::new(format!("router weight gradient, {name} {rows}x{h}x{t}"), |ops, i, o| {
+            ops.gemm(o[0].view_mut(), i[0].view(), Trans::Yes, i[1].view(), Trans::No, Beta::Zero)
+        })
+        .input(role, &[t, rows], Values::Normal(1.0))
+        .input(role, &[t, h], Values::Normal(1.0))
+        .out(Stat, &[rows, h])
+        .flops(flops)
+    };
+    vec![
+        forward("f32", Stat),
+        forward("activations", Act),
+        input_grad("f32", Stat, e),
+        input_grad("activations", Act, e),
+        input_grad("activations in three parts", Act, 3 * e),
+        weight_grad("f32", Stat, e),
+        weight_grad("activations", Act, e),
+        weight_grad("activations in three parts", Act, 3 * e),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! Runs every operation on the GPU against the CPU backend, and times it against its floor.
 //!
-//! `gpu_check [conformance] [parity] [bench] [--no-cudnn] [--deterministic] [--only WORD] [--out FOLDER]`; exit code 1 when anything is off. Needs no cargo and no
+//! `gpu_check [conformance] [parity] [bench] [--no-cudnn] [--deterministic] [--only WORD,WORD] [--out FOLDER]`; exit code 1 when anything is off. Needs no cargo and no
 //! Python on the GPU machine: see `scripts/gpu-check.sh`.
 
 mod bench;

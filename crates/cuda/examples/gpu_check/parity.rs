@@ -31,7 +31,7 @@ fn table() -> Vec<Case> {
     for (t, v, h) in [(0, 11, 8), (1, 11, 8), (33, 70_001, 7), (1000, 5, 64), (3000, 151_936, 32), (49_152, 1000, 64)] {
         all.extend(dense::embedding(t, v, h));
     }
-    for (n, v) in [(0, 10), (1, 10), (3, 257), (40, 151_936), (9, 100_001), (49_152, 64)] {
+    for (n, v) in [(0, 10), (1, 10), (3, 257), (40, 151_936), (9, 100_001), (11, 50_008), (49_152, 64)] {
         all.extend(dense::cross_entropy(n, v));
     }
     let heads = |nq, nk, d| Heads { nq, nk, d };
@@ -57,11 +57,25 @@ fn table() -> Vec<Case> {
     let rest = 49_152 - many.iter().sum::<usize>();
     all.extend(sequences::attention(&[many, vec![rest]].concat(), heads(2, 1, 128)));
     all.extend(sequences::attention(&[2048, 1000, 33], heads(32, 8, 128)));
+    // One length for all: dense plans, and more lengths than get one.
+    for (lengths, h) in [
+        (vec![128; 3], heads(8, 2, 64)),
+        (vec![768], heads(8, 8, 128)),
+        (vec![384; 2], heads(4, 2, 256)),
+        (vec![100; 2], heads(4, 2, 128)),
+        (vec![256; 5], heads(4, 1, 128)),
+        (vec![512], heads(4, 2, 128)),
+    ] {
+        all.extend(sequences::attention(&lengths, h));
+    }
     for (context, new, block, h) in [
         (vec![1], 1, 16, heads(2, 1, 16)),
         (vec![5, 100, 33], 1, 16, heads(8, 2, 128)),
         (vec![64, 17, 300], 17, 8, heads(4, 4, 64)),
         (vec![40, 70], 3, 16, heads(4, 2, 256)),
+        (vec![1, 3000, 257, 256], 1, 16, heads(16, 2, 128)),
+        (vec![700, 5], 2, 5, heads(6, 1, 24)),
+        (vec![90, 300], 4, 16, heads(3, 3, 10)),
     ] {
         all.extend(sequences::paged(&context, new, block, h));
     }
@@ -71,9 +85,17 @@ fn table() -> Vec<Case> {
     for (t, e, k, h) in [(0, 8, 2, 16), (1, 8, 2, 16), (77, 8, 2, 7), (1000, 128, 8, 64), (3000, 256, 8, 48), (49_152, 128, 8, 32)] {
         all.extend(experts::routing(t, e, k, h));
     }
-    for (rows, e, n, m) in
-        [(0, 4, 16, 8), (1, 4, 16, 8), (37, 5, 7, 13), (500, 8, 96, 64), (4000, 128, 64, 96), (9000, 256, 48, 32), (3000, 16, 512, 256)]
-    {
+    for (rows, e, n, m) in [
+        (0, 4, 16, 8),
+        (1, 4, 16, 8),
+        (37, 5, 7, 13),
+        (500, 8, 96, 64),
+        (4000, 128, 64, 96),
+        (9000, 256, 48, 32),
+        (3000, 16, 512, 256),
+        (5000, 9, 264, 392),
+        (700, 3, 1032, 520),
+    ] {
         all.extend(experts::grouped(rows, e, n, m, true));
     }
     all.extend(experts::grouped(49_152, 128, 256, 128, false));
@@ -92,7 +114,7 @@ pub fn run(gpu: &Cuda, cpu: &Cpu, only: Option<&str>) -> (String, bool) {
     let mut report = String::from("parity: largest relative error against the CPU backend in f32\n");
     let mut rows: Vec<Row> = vec![];
     let mut failures = vec![];
-    for case in table().iter().filter(|c| only.is_none_or(|w| c.name.contains(w))) {
+    for case in table().iter().filter(|c| only.is_none_or(|w| w.split(',').any(|w| c.name.contains(w)))) {
         for (i, (dtype, tolerance)) in [(DType::F32, F32_TOLERANCE), (DType::BF16, BF16_TOLERANCE)].into_iter().enumerate() {
             let op = case.name.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default().trim().to_string();
             let at = rows.iter().position(|r| r.op == op).unwrap_or_else(|| {

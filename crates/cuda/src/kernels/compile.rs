@@ -21,6 +21,8 @@ pub struct Compiled {
     pub cubin: Vec<u8>,
     /// One entry a kernel.
     pub resources: Vec<Resources>,
+    /// What the assembler says of lost speed, such as tensor-core instructions that it had to serialise.
+    pub losses: Vec<String>,
 }
 
 /// What a kernel takes.
@@ -103,7 +105,7 @@ impl Compiler {
             cubin.resize(size, 0);
             check(n, (n.nvrtcGetCUBIN)(program, cubin.as_mut_ptr().cast()), "nvrtcGetCUBIN")?;
         }
-        Ok(Compiled { cubin, resources: resources(&log) })
+        Ok(Compiled { cubin, resources: resources(&log), losses: losses(&log) })
     }
 }
 
@@ -139,6 +141,11 @@ fn resources(log: &str) -> Vec<Resources> {
     all
 }
 
+/// The assembler's remarks on lost speed.
+fn losses(log: &str) -> Vec<String> {
+    log.lines().filter(|l| l.contains("Potential Performance Loss")).map(str::to_string).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,5 +159,8 @@ mod tests {
                    ptxas info    : Used 168 registers, used 1 barriers\n";
         let want = Resources { kernel: "gemm".into(), registers: 168, stack: 16, spill_stores: 8, spill_loads: 12 };
         assert_eq!(resources(log), vec![want]);
+        assert!(losses(log).is_empty());
+        let loss = "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized";
+        assert_eq!(losses(&format!("{log}{loss}\n")), [loss]);
     }
 }

@@ -108,7 +108,7 @@ pub static SOURCES: &[Source] = &[
     source!("moe.cu", true, true, &[], None),
     source!("norm.cu", true, true, &[], None),
     source!("optimizer.cu", false, false, &[], None),
-    source!("paged.cu", true, false, &[], None),
+    source!("paged.cu", true, true, &[], None),
     source!("qkv.cu", true, true, &[], None),
     source!("reduce.cu", false, false, &[], None),
     source!("router.cu", false, false, &[], None),

@@ -13,16 +13,26 @@ pub struct TensorMap(CUtensorMap);
 impl TensorMap {
     /// For `rows` x `cols` elements at `base` (a multiple of 16 bytes, as is a row), in boxes of `box_rows` rows.
     pub fn new(device: &Device, base: u64, rows: usize, cols: usize, box_rows: u32) -> Result<TensorMap> {
+        TensorMap::encode(device, base, &[cols as u64, rows as u64], &[cols as u64 * 2], &[64, box_rows])
+    }
+
+    /// The same, with `boxes` boxes that lie beside each other in one go; `cols` is a multiple of 64.
+    pub fn beside(device: &Device, base: u64, rows: usize, cols: usize, box_rows: u32, boxes: u32) -> Result<TensorMap> {
+        let dims = [64, rows as u64, cols as u64 / 64];
+        TensorMap::encode(device, base, &dims, &[cols as u64 * 2, 128], &[64, box_rows, boxes])
+    }
+
+    /// Innermost dimension first; strides in bytes, without the innermost.
+    fn encode(device: &Device, base: u64, dims: &[u64], strides: &[u64], boxes: &[u32]) -> Result<TensorMap> {
         // SAFETY: a plain C struct for which zero is valid; the call fills it.
         let mut map = TensorMap(unsafe { std::mem::zeroed() });
-        // Innermost dimension first; strides in bytes, without the innermost.
-        let (dims, strides, boxes, steps) = ([cols as u64, rows as u64], [cols as u64 * 2], [64u32, box_rows], [1u32, 1]);
+        let steps = [1u32; 3];
         // SAFETY: all arrays have as many entries as the rank asks for.
         let status = unsafe {
             (device.driver.cuTensorMapEncodeTiled)(
                 &mut map.0,
                 CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                2,
+                dims.len() as u32,
                 base as *mut _,
                 dims.as_ptr(),
                 strides.as_ptr(),

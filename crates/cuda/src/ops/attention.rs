@@ -1,7 +1,7 @@
 //! Attention: cuDNN where it serves, else `kernels/attention_mma.cu` (bf16 on tensor cores) or `kernels/attention.cu` (everything); generation against a paged cache by `kernels/paged.cu`.
 //! T tokens, Nq query heads, Nk key heads, head size D, B sequences.
 
-use super::Op;
+use super::{Op, vectors};
 use crate::Cuda;
 use crate::kernels::{Grid, HEADS, MMA_HEADS, Variant, args};
 use crate::sdpa::{Addresses, Sizes};
@@ -9,6 +9,9 @@ use temper_tensor::{DType, PackedSeqs, PagedSeqs, Result, View, ViewMut};
 
 const PLAIN: &str = "attention.cu";
 const MMA: &str = "attention_mma.cu";
+const PAGED: &str = "paged.cu";
+/// Query heads a block of `paged_attention` takes, as in `paged.cu`.
+const PAGED_HEADS: usize = 4;
 
 /// Our own kernels for a call.
 struct Own {
@@ -147,8 +150,9 @@ pub fn kv_cache_write(c: &Cuda, cache_k: ViewMut, cache_v: ViewMut, k: View, v: 
     let (ck, cv) = (op.output("cache_k", &cache_k, dtype, &cache)?, op.output("cache_v", &cache_v, dtype, &cache)?);
     let (k, v) = (op.address("k", k)?, op.input("v", v, dtype, &[t, nk, d])?);
     let slots = op.input("slots", slots, DType::I32, &[t])?;
-    let grid = Grid::line(t, Cuda::row_threads(nk * d));
-    Ok(c.kernels.launch("paged.cu", Variant::of(dtype, false), "kv_cache_write", grid, args![ck, cv, k, v, slots, nk * d])?)
+    let variant = Variant::of(dtype, vectors(dtype, nk * d, &[ck, cv, k, v]));
+    let row = nk * d / variant.width();
+    Ok(c.kernels.launch(PAGED, variant, "kv_cache_write", Grid::line(t, Cuda::row_threads(row)), args![ck, cv, k, v, slots, row])?)
 }
 
 pub fn paged(c: &Cuda, o: ViewMut, q: View, cache_k: View, cache_v: View, seqs: PagedSeqs, scale: f64) -> Result<()> {
@@ -166,6 +170,19 @@ pub fn paged(c: &Cuda, o: ViewMut, q: View, cache_k: View, cache_v: View, seqs: 
     let (cu, n) = (op.input("seqs.cu_q", seqs.cu_q, DType::I32, &[b + 1])?, op.input("seqs.context", seqs.context, DType::I32, &[b])?);
     let table = op.input("seqs.blocks", seqs.blocks, DType::I32, &[b, most])?;
     let q = op.address("q", q)?;
-    let a = args![o, q, ck, cv, cu, n, table, b, most, size, nq, nk, d, scale as f32];
-    Ok(c.kernels.launch("paged.cu", Variant::of(dtype, false), "paged_attention", Grid::plane(t, nq, 128), a)?)
+    let variant = Variant::of(dtype, vectors(dtype, d, &[o, q, ck, cv]));
+    let lanes = d.div_ceil(variant.width()).next_power_of_two().min(32);
+    // Enough blocks to fill the device several times over, so that long and short sequences even out.
+    let (sets, threads) = ((nq / nk).div_ceil(PAGED_HEADS), 128);
+    let wanted = (c.device.multiprocessors * 16).div_ceil((t * nk * sets).max(1));
+    let parts = wanted.min((most * size).div_ceil(64)).clamp(1, 64);
+    let partial = c.scratch(if parts > 1 { t * nq * parts * (d + 2) * 4 } else { 0 })?;
+    let shared = threads / lanes * PAGED_HEADS * (d + 2) * 4;
+    let grid = Grid { blocks: [t, nk * sets, parts], threads, shared };
+    let a = args![o, partial.address(), q, ck, cv, cu, n, table, b, most, size, nq, nk, d, scale as f32, parts, lanes];
+    c.kernels.launch(PAGED, variant, "paged_attention", grid, a)?;
+    if parts == 1 {
+        return Ok(());
+    }
+    Ok(c.kernels.launch(PAGED, variant, "paged_join", Grid::line(t * nq, d.next_multiple_of(32)), args![o, partial.address(), d, parts])?)
 }

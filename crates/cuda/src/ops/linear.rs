@@ -94,27 +94,34 @@ pub fn grouped_gemm(cuda: &Cuda, kind: GroupedGemm, c: ViewMut, a: View, b: View
     portable(cuda, kind, sizes, at, dtype, result, offsets)
 }
 
+/// Depth of a step of the weight gradient in `kernels/gemm_sm90a.cu`.
+const WEIGHT_DEPTH: u32 = 32;
+
 /// `kernels/gemm_sm90a.cu`: as many blocks as multiprocessors, tiles of 128 x 256.
 fn hopper(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, result: DType, offsets: u64) -> Result<()> {
     let map = |base, rows, cols, box_rows| TensorMap::new(&cuda.device, base, rows, cols, box_rows);
+    let beside = |base, cols, boxes| TensorMap::beside(&cuda.device, base, z.s, cols, WEIGHT_DEPTH, boxes);
+    let weight = matches!(kind, GroupedGemm::WeightGrad(_));
+    let whole_boxes = weight && z.n % 64 == 0 && z.m % 64 == 0;
     let matrices = z.e * z.n;
     let (kernel, ta, tb) = match kind {
         GroupedGemm::Forward => ("grouped_forward", map(at.a, z.s, z.m, 128)?, map(at.b, matrices, z.m, 256)?),
         GroupedGemm::InputGrad => ("grouped_input", map(at.a, z.s, z.n, 128)?, map(at.b, matrices, z.m, 64)?),
-        GroupedGemm::WeightGrad(_) => ("grouped_weight", map(at.a, z.s, z.n, 64)?, map(at.b, z.s, z.m, 64)?),
+        GroupedGemm::WeightGrad(_) if whole_boxes => ("grouped_weight", beside(at.a, z.n, 2)?, beside(at.b, z.m, 4)?),
+        GroupedGemm::WeightGrad(_) => ("grouped_weight", map(at.a, z.s, z.n, WEIGHT_DEPTH)?, map(at.b, z.s, z.m, WEIGHT_DEPTH)?),
     };
     const STAGE: usize = (128 + 256) * 64 * 2;
-    const STRIPS: usize = 8 * 16 * (64 + 8) * 4;
-    let shared = if matches!(kind, GroupedGemm::WeightGrad(_)) { 3 * STAGE + STRIPS } else { 4 * STAGE };
+    const HELD: usize = 2 * (64 * 256 * 4 + 128);
+    let shared = if weight { 2 * STAGE + HELD } else { 4 * STAGE };
     let grid = Grid::line(cuda.device.multiprocessors, 384).shared(shared);
-    // OUT_F32 and OUT_ADD of the kernel.
-    let out = (result == DType::F32) as i32 | if adds(kind) { 2 } else { 0 };
+    // OUT_F32, OUT_ADD and BESIDE of the kernel.
+    let how = (result == DType::F32) as i32 | if adds(kind) { 2 } else { 0 } | if whole_boxes { 4 } else { 0 };
     let (e, n, m) = (z.e as i32, z.n as i32, z.m as i32);
     let mut pointers: [*mut c_void; 8] = [
         (&raw const ta).cast_mut().cast(),
         (&raw const tb).cast_mut().cast(),
         (&raw const at.c).cast_mut().cast(),
-        (&raw const out).cast_mut().cast(),
+        (&raw const how).cast_mut().cast(),
         (&raw const offsets).cast_mut().cast(),
         (&raw const e).cast_mut().cast(),
         (&raw const n).cast_mut().cast(),

@@ -41,8 +41,10 @@ pub fn gather(c: &Cuda, out: ViewMut, x: View, source: View) -> Result<()> {
     let x = op.address("x", x)?;
     let v = Variant::of(dtype, vectors(dtype, h, &[o, x]));
     let row = h / v.width();
-    let grid = Grid::line((s * row).div_ceil(1024), 256);
-    Ok(c.kernels.launch(FILE, v, "moe_gather", grid, args![o, x, i, s, s / t, row])?)
+    let place = c.scratch(s * 4)?;
+    let p = place.address();
+    c.kernels.launch(FILE, v, "moe_places", Grid::line(s.div_ceil(256), 256), args![p, i, s])?;
+    Ok(c.kernels.launch(FILE, v, "moe_gather", Grid::line(t, Cuda::row_threads(row)), args![o, x, p, s / t, row])?)
 }
 
 pub fn combine(c: &Cuda, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()> {

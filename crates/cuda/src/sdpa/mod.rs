@@ -20,6 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 const OLDEST: usize = 91400;
 /// Oldest version whose packed backward is right at head size 256: 9.14 returns wrong dQ and NaN dK, dV there, with no error.
 const OLDEST_FOR_256: usize = 91900;
+/// Most dense plans of a run: each is for one length only, and compiling it stops a step for tenths of a second.
+const MOST_DENSE: usize = 4;
+/// Lengths that get a dense plan are multiples of this, so that lone documents of any length do not use up the plans.
+const DENSE_STEP: usize = 128;
 
 /// Sizes of a call.
 #[derive(Clone, Copy, Debug)]
@@ -122,31 +126,33 @@ impl Sdpa {
     /// Compiles the plans for a size ahead of the first step (seconds for the first of a head configuration).
     pub fn prepare(&self, z: Sizes) -> Result<()> {
         self.device.bind()?;
-        let shape = bucket(z);
         let mut s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let shape = s.shape(z);
         s.plans(&self.lib, shape, true).map(|_| ())
     }
 
     /// Enqueues the forward pass.
     pub fn forward(&self, c: &Cuda, z: Sizes, at: Addresses, scale: f32) -> Result<()> {
         self.device.bind()?;
-        let shape = bucket(z);
-        let lengths = Lengths::new(c, z, shape, at.cu)?;
         let mut s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let shape = s.shape(z);
+        let batch = Batch::new(c, z, shape, at.cu)?;
         let handle = s.handle;
         let (plan, _) = s.plans(&self.lib, shape, false)?;
         let workspace = c.scratch(plan.workspace)?;
         let scalars = scalars(scale);
         // SAFETY: the launcher checked all shapes; the scalars outlive the call.
-        unsafe { plan.execute(handle, &bind(at, &lengths, &scalars), workspace.address()) }
+        unsafe { plan.execute(handle, &batch.bind(at, &scalars), workspace.address())? };
+        batch.statistics_out(c, at.lse)
     }
 
     /// Enqueues the backward pass.
     pub fn backward(&self, c: &Cuda, z: Sizes, at: Addresses, scale: f32) -> Result<()> {
         self.device.bind()?;
-        let shape = bucket(z);
-        let lengths = Lengths::new(c, z, shape, at.cu)?;
         let mut s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let shape = s.shape(z);
+        let batch = Batch::new(c, z, shape, at.cu)?;
+        batch.statistics_in(c, at.lse)?;
         let handle = s.handle;
         let (_, plan) = s.plans(&self.lib, shape, true)?;
         let plan = plan.ok_or_else(|| Error::Unsupported("cuDNN has no backward plan".into()))?;
@@ -156,7 +162,7 @@ impl Sdpa {
         let pieces = [(id::DELTA, rows * 4), (id::DQ_SUM, rows * width * 4), (id::DK_HEADS, grouped), (id::DV_HEADS, grouped)];
         let scratch = c.scratch(pieces.iter().map(|p| p.1.next_multiple_of(256)).sum())?;
         let scalars = scalars(scale);
-        let mut all = bind(at, &lengths, &scalars);
+        let mut all = batch.bind(at, &scalars);
         let pointer = |x: u64| x as *mut c_void;
         all.extend([(id::D_O, pointer(at.dout)), (id::DQ, pointer(at.dq)), (id::DK, pointer(at.dk)), (id::DV, pointer(at.dv))]);
         all.push((id::ONE, (&raw const scalars[3]).cast_mut().cast()));
@@ -182,6 +188,19 @@ impl Drop for Sdpa {
 }
 
 impl State {
+    /// The plan for a batch: dense when all sequences have one length, else by bucket. Packed plans accept fewer and shorter
+    /// sequences than they are compiled for, at almost no cost, so sizes are rounded up to powers of four: few plans in a run.
+    fn shape(&self, z: Sizes) -> Shape {
+        let heads = Shape { b: 0, s: 0, hq: z.q_heads as i64, hk: z.k_heads as i64, d: z.head as i64, dense: false };
+        if z.longest * z.sequences == z.tokens && z.longest.is_multiple_of(DENSE_STEP) {
+            let exact = Shape { b: z.sequences as i64, s: z.longest as i64, dense: true, ..heads };
+            if self.forward.contains_key(&exact) || self.forward.keys().filter(|k| k.dense).count() < MOST_DENSE {
+                return exact;
+            }
+        }
+        Shape { b: power_of_four(z.sequences) as i64, s: power_of_four(z.longest.div_ceil(128)) as i64 * 128, ..heads }
+    }
+
     fn plans(&mut self, lib: &Arc<Cudnn>, shape: Shape, backward: bool) -> Result<(&Plan, Option<&Plan>)> {
         if !self.forward.contains_key(&shape) {
             self.forward.insert(shape, shape.forward(lib)?.plan(&self.target)?);
@@ -193,15 +212,10 @@ impl State {
     }
 }
 
-/// Plans accept fewer and shorter sequences than they are compiled for, so sizes are rounded up to powers of two.
-fn bucket(z: Sizes) -> Shape {
-    Shape {
-        b: z.sequences.next_power_of_two() as i64,
-        s: z.longest.next_power_of_two().max(128) as i64,
-        hq: z.q_heads as i64,
-        hk: z.k_heads as i64,
-        d: z.head as i64,
-    }
+/// The next power of four, at least 1.
+fn power_of_four(n: usize) -> usize {
+    let p = n.next_power_of_two();
+    if p.trailing_zeros().is_multiple_of(2) { p } else { 2 * p }
 }
 
 /// Scale, causal fill, padding fill, one.
@@ -209,16 +223,20 @@ fn scalars(scale: f32) -> [f32; 4] {
     [scale, f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0]
 }
 
-/// Lengths and element offsets of the sequences, made on the device from their starts.
-struct Lengths {
+/// What a plan needs beside the tensors, in device memory. Packed: lengths and element offsets of the sequences, made from their
+/// starts. Dense: the statistics in the plan's order [b, hq, s], where ours is [tokens, hq].
+struct Batch {
     block: crate::arena::Block,
-    b: usize,
+    shape: Shape,
 }
 
-impl Lengths {
-    fn new(c: &Cuda, z: Sizes, shape: Shape, cu: u64) -> Result<Lengths> {
+impl Batch {
+    fn new(c: &Cuda, z: Sizes, shape: Shape, cu: u64) -> Result<Batch> {
+        if shape.dense {
+            return Ok(Batch { block: c.scratch(z.tokens * z.q_heads * 4)?, shape });
+        }
         let b = shape.b as usize;
-        let l = Lengths { block: c.scratch(3 * (b + 1) * 8 + b * 4)?, b };
+        let l = Batch { block: c.scratch(3 * (b + 1) * 8 + b * 4)?, shape };
         let (qd, kd) = (z.q_heads * z.head, z.k_heads * z.head);
         let a = args![l.offsets(0), l.offsets(1), l.offsets(2), l.lengths(), cu, z.sequences, b, qd, kd, z.q_heads];
         c.kernels.launch("sdpa.cu", Variant::PLAIN, "sdpa_lengths", Grid::line((b + 1).div_ceil(128), 128), a)?;
@@ -226,32 +244,45 @@ impl Lengths {
     }
 
     fn offsets(&self, i: usize) -> u64 {
-        self.block.address() + (i * (self.b + 1) * 8) as u64
+        self.block.address() + (i * (self.shape.b as usize + 1) * 8) as u64
     }
 
     fn lengths(&self) -> u64 {
         self.offsets(3)
     }
-}
 
-fn bind(at: Addresses, l: &Lengths, scalars: &[f32; 4]) -> Vec<(i64, *mut c_void)> {
-    let p = |x: u64| x as *mut c_void;
-    let h = |i: usize| (&raw const scalars[i]).cast_mut().cast();
-    vec![
-        (id::Q, p(at.q)),
-        (id::K, p(at.k)),
-        (id::V, p(at.v)),
-        (id::O, p(at.o)),
-        (id::STATS, p(at.lse)),
-        (id::LENGTHS_Q, p(l.lengths())),
-        (id::LENGTHS_K, p(l.lengths())),
-        (id::OFFSETS_Q, p(l.offsets(0))),
-        (id::OFFSETS_K, p(l.offsets(1))),
-        (id::OFFSETS_STATS, p(l.offsets(2))),
-        (id::SCALE, h(0)),
-        (id::NEG_CAUSAL, h(1)),
-        (id::NEG_PADDING, h(2)),
-    ]
+    /// Brings the statistics into the plan's order (backward).
+    fn statistics_in(&self, c: &Cuda, lse: u64) -> Result<()> {
+        self.transpose(c, self.block.address(), lse, self.shape.s, self.shape.hq)
+    }
+
+    /// Brings the statistics into our order (forward).
+    fn statistics_out(&self, c: &Cuda, lse: u64) -> Result<()> {
+        self.transpose(c, lse, self.block.address(), self.shape.hq, self.shape.s)
+    }
+
+    fn transpose(&self, c: &Cuda, to: u64, from: u64, rows: i64, cols: i64) -> Result<()> {
+        if !self.shape.dense {
+            return Ok(());
+        }
+        let n = (self.shape.b * rows * cols) as usize;
+        let grid = Grid::line(n.div_ceil(256), 256);
+        c.kernels.launch("sdpa.cu", Variant::PLAIN, "sdpa_transpose", grid, args![to, from, n, rows, cols])
+    }
+
+    fn bind(&self, at: Addresses, scalars: &[f32; 4]) -> Vec<(i64, *mut c_void)> {
+        let p = |x: u64| x as *mut c_void;
+        let h = |i: usize| (&raw const scalars[i]).cast_mut().cast();
+        let stats = if self.shape.dense { self.block.address() } else { at.lse };
+        let mut all = vec![(id::Q, p(at.q)), (id::K, p(at.k)), (id::V, p(at.v)), (id::O, p(at.o)), (id::STATS, p(stats))];
+        all.extend([(id::SCALE, h(0)), (id::NEG_CAUSAL, h(1))]);
+        if !self.shape.dense {
+            all.extend([(id::NEG_PADDING, h(2)), (id::LENGTHS_Q, p(self.lengths())), (id::LENGTHS_K, p(self.lengths()))]);
+            let offsets = [id::OFFSETS_Q, id::OFFSETS_K, id::OFFSETS_STATS];
+            all.extend(offsets.into_iter().enumerate().map(|(i, id)| (id, p(self.offsets(i)))));
+        }
+        all
+    }
 }
 
 /// 91900 as `9.19.0`.
