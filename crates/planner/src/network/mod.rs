@@ -24,7 +24,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Most experts of all layers together: each has names of its own in the declaration.
 const MAX_EXPERTS: usize = 1 << 18;
 /// Most parameters of a network; keeps every later product inside 64 bits.
-const MAX_PARAMS: u64 = 1 << 48;
+const MAX_PARAMS: u64 = 1 << 47;
 /// Keys that make another network to compute with, but none of another size.
 const SIZELESS: [&str; 12] = [
     "rope_scaling",
