@@ -53,7 +53,11 @@ fn setting(plan: &Plan) -> String {
     let (network, job, cluster) = (&run.network, &run.job, &run.cluster);
     let nodes = cluster.gpus / cluster.per_node.max(1);
     let title = if cluster.device.title.is_empty() { &cluster.device.name } else { &cluster.device.title };
-    let source = if plan.searched { format!("the best of {} tried", thousands(plan.tried as f64)) } else { "as given".to_string() };
+    let source = if plan.searched {
+        format!("the {} of {} tried", if plan.fits() { "best" } else { "smallest" }, thousands(plan.tried as f64))
+    } else {
+        "as given".to_string()
+    };
     let experts = match network.arch.moe {
         Some(_) => format!("; experts: etp {} x ep {} x {} replicas", l.etp, l.ep, l.expert_dp()),
         None => String::new(),
