@@ -230,6 +230,7 @@ fn tile<T: Float, S: Simd, const R: usize>(simd: S, a: &[T], b: &[T]) -> [[T::Ve
 
 /// Writes a tile at row `first`, column `left`, as far as it lies within `c`.
 #[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "constant indices: an iterator would bring the sums into memory")]
 fn store<T: Float, S: Simd, const R: usize>(
     simd: S,
     c: &mut [&mut [T]],
@@ -239,7 +240,6 @@ fn store<T: Float, S: Simd, const R: usize>(
     beta: Beta,
 ) {
     let width = 2 * lanes::<T, S>();
-    // Only constant indices, so that the sums never leave the registers.
     for i in 0..R {
         let Some(row) = c.get_mut(first + i) else { return };
         let row = &mut row[left..];

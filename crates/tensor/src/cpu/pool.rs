@@ -194,13 +194,13 @@ mod tests {
         assert_eq!(pool.account(Purpose::Optimizer), Purpose::Weights);
         let moments = pool.take::<f32>(8192).unwrap();
         let by = |usage: [usize; 6]| [Purpose::Weights, Purpose::Optimizer, Purpose::Activations].map(|p| usage[p as usize]);
-        // Each with the room to align it.
-        let (w, m) = (16384 + ALIGNMENT, 32768 + ALIGNMENT);
-        assert_eq!(by(pool.usage().now), [w, m, 0]);
+        let (small, large) = (4 * 4096 + ALIGNMENT, 4 * 8192 + ALIGNMENT);
+        assert_eq!(by(pool.usage().now), [small, large, 0]);
         drop(weights);
-        assert_eq!((by(pool.usage().now), by(pool.usage().peak), pool.usage().peak_total), ([0, m, 0], [w, m, 0], w + m));
+        let peak = ([small, large, 0], small + large);
+        assert_eq!((by(pool.usage().now), by(pool.usage().peak), pool.usage().peak_total), ([0, large, 0], peak.0, peak.1));
         pool.reset_peak();
-        assert_eq!((by(pool.usage().peak), pool.usage().peak_total), ([0, m, 0], m));
+        assert_eq!((by(pool.usage().peak), pool.usage().peak_total), ([0, large, 0], large));
         drop(moments);
     }
 
