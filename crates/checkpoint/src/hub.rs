@@ -35,6 +35,11 @@ const ATTEMPTS: usize = 3;
 pub fn resolve_model(spec: &str, base: &Path, revision: &str, weights: bool) -> Result<PathBuf> {
     let path = base.join(spec);
     if path.is_dir() {
+        let (run, has) = (path.join("events.jsonl"), |dir: &Path| dir.join("config.json").is_file());
+        if !has(&path) && (run.is_file() || has(&path.join("hf"))) {
+            let hint = "is a run folder; the model it trained is its hf/ (written at the end of the run, or by temper checkpoint export)";
+            return Err(Error::bad(&path, hint));
+        }
         return Ok(path);
     }
     if path.exists() {

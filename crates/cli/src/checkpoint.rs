@@ -54,7 +54,7 @@ fn print(entries: &[Entry], json: bool, good: &str) -> io::Result<()> {
     if json {
         let rows: Vec<_> = entries
             .iter()
-            .map(|e| serde_json::json!({ "path": e.path, "bytes": e.bytes, "good": e.fault.is_none(), "fault": e.fault.as_ref().map(ToString::to_string) }))
+            .map(|e| serde_json::json!({ "path": e.path, "bytes": e.bytes, good: e.fault.is_none(), "fault": e.fault.as_ref().map(ToString::to_string) }))
             .collect();
         return say(serde_json::Value::from(rows));
     }
@@ -74,7 +74,7 @@ fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> any
         Located::Run(store) => {
             let (dir, notices) = store.latest_whole()?;
             for notice in notices {
-                eprintln!("note: {notice}");
+                crate::out::tell(format_args!("note: {notice}"));
             }
             dir
         }

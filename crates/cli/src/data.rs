@@ -36,7 +36,7 @@ fn input(config: &std::path::Path, sets: &[String]) -> anyhow::Result<Input> {
     let data = &resolved.config.data;
     let template = ChatTemplate::load(&data.template, &data.template_args, &tokenizer)?;
     for notice in &resolved.notices {
-        eprintln!("note: {notice}");
+        crate::out::tell(format_args!("note: {notice}"));
     }
     Ok(Input { resolved, tokenizer, template })
 }
@@ -57,11 +57,11 @@ fn show(args: &Preview) -> anyhow::Result<()> {
                 shown += 1;
             }
             PreviewItem::Bad(row) => {
-                eprintln!("bad row: {row}");
+                crate::out::tell(format_args!("bad row: {row}"));
                 bad += 1;
             }
             PreviewItem::Dropped(row) => {
-                eprintln!("{row}");
+                crate::out::tell(format_args!("{row}"));
                 dropped += 1;
             }
         }
@@ -69,7 +69,7 @@ fn show(args: &Preview) -> anyhow::Result<()> {
     })?;
     failed?;
     out.out.flush()?;
-    eprintln!("{shown} shown, {bad} bad, {dropped} dropped");
+    crate::out::tell(format_args!("{shown} shown, {bad} bad, {dropped} dropped"));
     Ok(())
 }
 

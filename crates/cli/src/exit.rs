@@ -21,7 +21,7 @@ pub fn code(result: anyhow::Result<()>) -> ExitCode {
     if is_closed_pipe(&error) {
         return ExitCode::SUCCESS; // `temper ... | head` is not a failure
     }
-    eprintln!("error: {error}"); // the libraries' messages tell their causes
+    crate::out::tell(format_args!("error: {error}")); // the libraries' messages tell their causes
     ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
 }
 

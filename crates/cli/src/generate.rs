@@ -29,7 +29,7 @@ pub fn run(args: &Generate, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
     let dtype = args.dtype.map_or(Ok(ops.dtypes()[0]), |d| d.on(&*ops))?;
     let (tensors, notices) = WeightsFolder::open(&folder)?.load(&model.params, dtype)?;
     for notice in arch.notices.iter().chain(&notices).chain(&ends.notices) {
-        eprintln!("note: {notice}");
+        crate::out::tell(format_args!("note: {notice}"));
     }
     let weights = Weights::from_host(&model.params, tensors, dtype, &*ops)?;
     let request = Request {

@@ -1,6 +1,6 @@
 //! `temper`: the command line. Owns stdout, exit codes and the wiring of sinks; everything else is in the libraries.
 
-#![deny(clippy::print_stdout)] // panics when the reader is gone; use `out::say`
+#![deny(clippy::print_stdout, clippy::print_stderr)] // panic when the reader is gone; use `out::say` and `out::tell`
 
 mod args;
 mod bench;
@@ -61,5 +61,7 @@ fn init_logs() {
         .with_writer(std::io::stderr)
         .without_time()
         .with_target(false)
+        // Telling that stderr is gone on stderr would panic.
+        .log_internal_errors(false)
         .init();
 }

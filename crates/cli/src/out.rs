@@ -10,6 +10,11 @@ pub fn say(line: impl Display) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{line}")
 }
 
+/// Prints a line to stderr. Where nobody listens any more, nothing is lost but the line: `eprintln!` would panic.
+pub fn tell(line: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
 /// Prints a value as one line of JSON.
 pub fn say_json(value: &impl serde::Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();

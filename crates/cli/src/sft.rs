@@ -3,9 +3,13 @@
 use crate::args::Sft;
 use crate::exit::BadInput;
 use crate::generate::{answer, chat_prompt};
-use crate::out::say;
+use crate::out::{say, tell};
 use crate::trace::{self, StepTrace};
-use std::{io, sync::Arc, time::Instant};
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 use temper_config::Config;
 use temper_monitor::{Fan, Progress, Target};
 use temper_rollout::{Request, end_tokens_in};
@@ -35,6 +39,7 @@ pub fn run(args: &Sft, open: Open, started: Instant) -> anyhow::Result<()> {
         ops = traced.clone();
     }
     let mut run = Run::open(resolved, begin, ops, started)?;
+    stop_on_signals(&run)?;
     let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
     let mut sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
     if let Some((steps, traced, file)) = traced {
@@ -44,10 +49,22 @@ pub fn run(args: &Sft, open: Open, started: Instant) -> anyhow::Result<()> {
     if let Some(prompt) = run.config().log.sample_prompt.clone() {
         // The run is done and saved: a prompt that cannot be answered does not make it fail.
         if let Err(error) = reply(&run, &prompt) {
-            eprintln!("note: log.sample_prompt is not answered: {error}");
+            crate::out::tell(format_args!("note: log.sample_prompt is not answered: {error}"));
         }
     }
     Ok(whereabouts(&run)?)
+}
+
+/// The first Ctrl-C (or SIGTERM, as schedulers send it) ends the run after the step under way, saved; the second at once.
+fn stop_on_signals(run: &Run) -> anyhow::Result<()> {
+    let stop = run.stop.clone();
+    ctrlc::set_handler(move || {
+        if stop.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        tell("stopping after the step under way and a checkpoint; once more to stop at once");
+    })?;
+    Ok(())
 }
 
 fn begin(args: &Sft) -> anyhow::Result<Begin> {

@@ -43,7 +43,7 @@ impl Sink for StepTrace {
             _ => Ok(()),
         };
         if let Err(error) = done {
-            eprintln!("note: no trace: {error}");
+            crate::out::tell(format_args!("note: no trace: {error}"));
         }
     }
 }

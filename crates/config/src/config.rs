@@ -186,8 +186,8 @@ section! {
 section! {
     /// What is saved.
     "checkpoint" Checkpoint {
-        /// Save every so many steps; 0 only at the end.
-        every: usize = count(0, 0..=MANY);
+        /// Save every so many steps, at the end, and when the run is interrupted (Ctrl-C, SIGTERM); 0 only at the end.
+        every: usize = count(500, 0..=MANY);
         /// How many of the newest checkpoints to keep; 0 keeps all.
         keep_last: usize = count(3, 0..=MANY);
         /// Never delete checkpoints at multiples of this step; 0 for none.

@@ -32,6 +32,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("output_dir", "log.dir"),
     ("per_device_train_batch_size", "train.micro_batch"),
     ("recompute_granularity", "memory.recompute"),
+    ("save_every", "checkpoint.every"),
+    ("save_freq", "checkpoint.every"),
     ("save_interval", "checkpoint.every"),
     ("save_steps", "checkpoint.every"),
     ("save_total_limit", "checkpoint.keep_last"),

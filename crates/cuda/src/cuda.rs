@@ -49,8 +49,11 @@ impl Cuda {
             None => {}
         };
         note(driver.as_ref().err());
-        note(nvrtc.as_ref().err());
-        note(lt.as_ref().err());
+        // Without a driver there is no GPU to install the rest for.
+        if driver.is_ok() {
+            note(nvrtc.as_ref().err());
+            note(lt.as_ref().err());
+        }
         if !missing.is_empty() {
             return Err(Error::Missing { missing });
         }

@@ -34,6 +34,14 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The user or the system asked the run to stop; what it did until then is saved.
+    #[error("interrupted after step {step}, which is saved in {path}. --resume goes on from there")]
+    Interrupted {
+        /// The last step done.
+        step: usize,
+        /// Folder of the checkpoints.
+        path: PathBuf,
+    },
     /// A loss or gradient is NaN or infinite.
     #[error("{0}")]
     NonFinite(String),
@@ -45,7 +53,7 @@ impl Error {
         match self {
             Error::Config(_) | Error::Data(_) | Error::Input(_) => true,
             Error::Checkpoint(e) => e.is_bad_input(),
-            Error::Model(_) | Error::Tensor(_) | Error::Io { .. } | Error::NonFinite(_) => false,
+            Error::Model(_) | Error::Tensor(_) | Error::Io { .. } | Error::NonFinite(_) | Error::Interrupted { .. } => false,
         }
     }
 }

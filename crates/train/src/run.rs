@@ -6,7 +6,11 @@ use crate::setup::{self, Prepared, Source};
 use crate::state::{Fixed, RunState, object};
 use crate::step::Trainer;
 use crate::{Error, Result, lr::LearningRate, run_dir};
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+    time::Instant,
+};
 use temper_checkpoint::{ExportOptions, Loaded, Sidecar, Store};
 use temper_config::{Config, Resolved};
 use temper_data::{ChatTemplate, Loader, Masker, MicroBatch, Report, Tokenizer};
@@ -29,6 +33,8 @@ pub struct Run {
     pub resolved: Resolved,
     /// When the program started.
     pub started: Instant,
+    /// Set from outside to end the run after the step under way, saved.
+    pub stop: Arc<AtomicBool>,
     /// Where the model comes from.
     pub source: Source,
     /// Its tokenizer.
@@ -103,7 +109,23 @@ impl Run {
         let report = dataset.report().clone();
         let masker = Masker::new(template.clone(), config.data.loss, tokenizer.added_tokens());
         let turn_end = masker.terminator().and_then(|t| tokenizer.id_of(t.trim_end()));
-        Ok(Run { started, report, source, tokenizer, template, turn_end, loader, eval, trainer, schedule, state, store, notices, resolved })
+        Ok(Run {
+            started,
+            stop: Arc::default(),
+            report,
+            source,
+            tokenizer,
+            template,
+            turn_end,
+            loader,
+            eval,
+            trainer,
+            schedule,
+            state,
+            store,
+            notices,
+            resolved,
+        })
     }
 
     /// The configuration's values.
@@ -201,7 +223,12 @@ fn load_checkpoint(store: &Store, begin: Begin, trainer: &Trainer) -> Result<(Lo
     }
     match store.load_latest(params)? {
         Some(found) => Ok(found),
-        None => Err(Error::Input(format!("{}: no checkpoint to resume from. Run without --resume to start", store.dir().display()))),
+        None => {
+            let earlier = store.dir().parent().and_then(run_dir::earlier_with_checkpoints);
+            let hint = earlier.map(|dir| format!(", or look into {}, an earlier run that has some (--set log.dir=...)", dir.display()));
+            let hint = hint.unwrap_or_default();
+            Err(Error::Input(format!("{}: no checkpoint to resume from. Run without --resume to start{hint}", store.dir().display())))
+        }
     }
 }
 

@@ -52,6 +52,13 @@ fn move_aside(dir: &Path) -> Result<PathBuf> {
     Ok(target)
 }
 
+/// The newest earlier run that was moved aside from `dir` and holds checkpoints.
+pub fn earlier_with_checkpoints(dir: &Path) -> Option<PathBuf> {
+    let name = dir.file_name()?.to_string_lossy().into_owned();
+    let moved = (1..).map(|n| dir.with_file_name(format!("{name}.{n}"))).take_while(|p| p.exists());
+    moved.filter(|p| p.join("checkpoints").is_dir()).last()
+}
+
 /// Writes the resolved configuration, with the reason of every value that was chosen automatically.
 pub fn write_config(dir: &Path, resolved: &Resolved) -> Result<()> {
     let path = dir.join(CONFIG);

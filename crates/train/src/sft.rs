@@ -5,6 +5,7 @@ use crate::measure::{Flops, peak_memory};
 use crate::run::Run;
 use crate::step::StepResult;
 use crate::{Error, Result, guard};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use temper_config::OnNonFinite;
 use temper_data::{MicroBatch, StepBatch};
@@ -49,8 +50,12 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         if due(step, run.config().train.eval_every) || last {
             evaluate(run, step, sink)?;
         }
-        if due(step, run.config().checkpoint.every) || last {
+        let stop = run.stop.load(Ordering::Relaxed) && !last;
+        if due(step, run.config().checkpoint.every) || last || stop {
             save(run, sink)?;
+        }
+        if stop {
+            return Err(Error::Interrupted { step, path: run.store.dir() });
         }
     }
     if run.config().checkpoint.export {

@@ -86,6 +86,9 @@ impl Store {
         match path.parent() {
             _ if path.join(FOLDER).is_dir() => Ok(Located::Run(Store::new(&path))),
             Some(run) if name == FOLDER => Ok(Located::Run(Store::new(run))),
+            _ if path.join("events.jsonl").is_file() => {
+                Err(Error::bad(&path, "the run has saved no checkpoint yet (checkpoint.every says when it does)"))
+            }
             _ => Err(Error::bad(
                 &path,
                 format!("neither a run folder (it has no {FOLDER}/) nor a checkpoint (it has no {})", manifest::NAME),

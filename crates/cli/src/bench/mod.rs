@@ -70,7 +70,7 @@ fn bench(subject: &BenchSubject, accumulate: u32, open: Open, started: Instant) 
     let resolved = Config::for_benchmark(&settings(subject, accumulate))?;
     let ops = open(resolved.config.train.deterministic)?;
     for notice in arch.notices.iter().chain(&resolved.notices) {
-        eprintln!("note: {notice}");
+        crate::out::tell(format_args!("note: {notice}"));
     }
     let options = Options { layers: subject.layers, doc_len: subject.doc_len, started };
     Ok(Bench::open(&subject.model, arch, resolved, &options, ops)?)

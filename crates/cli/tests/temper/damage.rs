@@ -114,8 +114,8 @@ fn a_half_written_newer_checkpoint_is_reported_and_left_alone() {
     fs::create_dir(&half).unwrap();
     fs::copy(big(&last), half.join(big(&last).file_name().unwrap())).unwrap();
     let list = case.temper(&["checkpoint", "list", "half", "--json"]).ok().json();
-    let good: Vec<bool> = list.as_array().unwrap().iter().map(|c| c["good"].as_bool().unwrap()).collect();
-    assert_eq!(good, [true, true, true, false]);
+    let whole: Vec<bool> = list.as_array().unwrap().iter().map(|c| c["whole"].as_bool().unwrap()).collect();
+    assert_eq!(whole, [true, true, true, false]);
     case.temper(&["checkpoint", "verify", "half"]).exits(1).says(&["step-000012", "incomplete"]);
     case.resume("config.toml", &["log.dir=half"]).ok().says(&["step-000012 is passed over", "already at its last step, 9"]);
     assert_eq!(names(&half).len(), 1);

@@ -120,7 +120,7 @@ fn checkpoints_are_listed_and_verified() {
     for (entry, step) in entries.iter().zip(["step-000002", "step-000004"]) {
         let path = case.path("run/checkpoints").join(step);
         assert_eq!(entry["path"], path.to_str().unwrap());
-        assert_eq!(entry["good"], true);
+        assert_eq!(entry["whole"], true);
         let bytes: u64 = names(&path).iter().map(|n| path.join(n).metadata().unwrap().len()).sum();
         assert_eq!(entry["bytes"], bytes);
     }

@@ -201,3 +201,48 @@ fn the_newest_checkpoints_and_multiples_are_kept() {
     case.sft("config.toml", &["train.steps=6", "checkpoint.every=2"]).ok();
     assert_eq!(case.checkpoints("run"), [2, 4, 6]);
 }
+
+/// As a scheduler ends a job, or a user a run: the step under way is finished and saved, and a resume goes on from it.
+#[test]
+fn a_run_that_is_asked_to_stop_saves_and_goes_on_later() {
+    let case = Case::tiny();
+    let common = "--set optim.schedule=constant --set optim.warmup=0 --set checkpoint.every=0";
+    let script = format!(
+        "$TEMPER sft config.toml {common} --set train.steps=100000 --set log.dir=stopped & pid=$!
+         tries=0
+         while ! grep -q '\"step\":3,' stopped/events.jsonl 2>/dev/null; do
+             tries=$((tries + 1)); [ $tries -lt 600 ] || break
+             sleep 0.1
+         done
+         kill -TERM $pid; wait $pid"
+    );
+    case.shell(&script).exits(1).says(&["interrupted after step", "--resume"]);
+    let saved = case.checkpoints("stopped");
+    assert_eq!(saved.len(), 1, "{saved:?}");
+    let steps = format!("train.steps={}", saved[0] + 2);
+    let sets = ["optim.schedule=constant", "optim.warmup=0", "checkpoint.every=0", &steps];
+    case.resume("config.toml", &[&sets[..], &["log.dir=stopped"]].concat()).ok();
+    case.sft("config.toml", &[&sets[..], &["log.dir=whole"]].concat()).ok();
+    assert_eq!(essences(&case.steps("stopped")), essences(&case.steps("whole")));
+}
+
+/// Where nobody reads stdout and stderr any more, training goes on to its end.
+#[test]
+fn a_run_outlives_whoever_watches_it() {
+    let case = Case::tiny();
+    let script = "( $TEMPER sft config.toml --set train.steps=6 --set log.every=1; echo $? > code ) 2>&1 | true";
+    case.shell(script);
+    assert_eq!(case.read("code").trim(), "0");
+    assert!(case.has("run/hf/model.safetensors"));
+}
+
+#[test]
+fn a_resume_without_a_checkpoint_points_to_the_run_that_has_one() {
+    let case = Case::tiny();
+    case.sft("config.toml", &["train.steps=2"]).ok();
+    case.sft("config.toml", &["train.steps=2"]).ok();
+    fs::remove_dir_all(case.path("run/checkpoints")).unwrap();
+    case.resume("config.toml", &["train.steps=2"]).exits(2).says(&["no checkpoint to resume from", "run.1"]);
+    case.temper(&["checkpoint", "list", "run"]).says(&["has saved no checkpoint yet"]);
+    case.temper(&["generate", "run", "--chat", "Hello"]).exits(2).says(&["is a run folder", "hf/"]);
+}

@@ -102,7 +102,7 @@ fn hopper(cuda: &Cuda, kind: GroupedGemm, z: Sizes, at: Operands, result: DType,
     let map = |base, rows, cols, box_rows| TensorMap::new(&cuda.device, base, rows, cols, box_rows);
     let beside = |base, cols, boxes| TensorMap::beside(&cuda.device, base, z.s, cols, WEIGHT_DEPTH, boxes);
     let weight = matches!(kind, GroupedGemm::WeightGrad(_));
-    let whole_boxes = weight && z.n % 64 == 0 && z.m % 64 == 0;
+    let whole_boxes = weight && z.n.is_multiple_of(64) && z.m.is_multiple_of(64);
     let matrices = z.e * z.n;
     let (kernel, ta, tb) = match kind {
         GroupedGemm::Forward => ("grouped_forward", map(at.a, z.s, z.m, 128)?, map(at.b, matrices, z.m, 256)?),
