@@ -61,7 +61,7 @@ fn the_smallest_file_takes_the_documented_defaults() {
     assert_eq!((c.train.steps, c.train.epochs, c.train.global_batch, c.train.micro_batch, c.train.seed), (None, Some(1.0), 8, 1, 42));
     assert_eq!((c.optim.lr, c.optim.min_lr, c.optim.schedule, c.optim.warmup), (1e-5, 0.0, Schedule::Cosine, Span::Fraction(0.03)));
     assert_eq!((c.optim.betas, c.optim.eps, c.optim.weight_decay, c.optim.clip), ([0.9, 0.95], 1e-8, 0.1, 1.0));
-    assert_eq!((c.checkpoint.every, c.checkpoint.keep_last, c.checkpoint.export, c.checkpoint.export_dtype), (0, 3, true, None));
+    assert_eq!((c.checkpoint.every, c.checkpoint.keep_last, c.checkpoint.export, c.checkpoint.export_dtype), (500, 3, true, None));
     assert_eq!((c.log.dir.as_path(), c.log.every, c.log.tensorboard), (setup.path("runs/run").as_path(), 1, true));
     assert_eq!(reason(&resolved, "model.path"), None);
     assert_eq!(reason(&resolved, "optim.lr"), Some("default"));

@@ -236,7 +236,7 @@ impl Problems {
         let tokens = wide(job.seq) * wide(l.micro_batch);
         if !wide(job.seq).is_multiple_of(pieces) || !(tokens / wide(l.cp)).is_multiple_of(wide(l.tp)) {
             let found = format!("{} tokens of {} sequence(s) do not divide over cp {} x tp {}", job.seq, l.micro_batch, l.cp, l.tp);
-            let step = if l.cp > 1 { pieces * wide(l.tp) } else { wide(l.tp) };
+            let step = if l.cp > 1 { pieces.saturating_mul(wide(l.tp)) } else { wide(l.tp) };
             self.add(Rule::Sequence, found, format!("Take a multiple of {step} tokens."));
         }
     }

@@ -147,7 +147,7 @@ pub trait Ops: Send + Sync {
     /// A copy of a host view on this backend.
     #[allow(clippy::wrong_self_convention)]
     fn from_host(&self, x: View) -> Result<Tensor>;
-    /// A host tensor moved to this backend; the CPU takes it as it is.
+    /// A host tensor moved to this backend.
     fn adopt(&self, x: Tensor) -> Result<Tensor> {
         self.from_host(x.view())
     }

@@ -5,7 +5,8 @@ use crate::layout::Group;
 
 /// Shares of the peaks that kernels and links reach, and what a collective costs before its first byte.
 ///
-/// Measured on H200s: products, attention and memory in docs/BENCHMARKS-cuda.md; NVLink by NCCL's all-reduce (332 of 450 GB/s).
+/// Measured on H200s: products, attention and memory inside whole steps (`temper bench step --ops`, docs/BENCHMARKS-cuda.md), where the card
+/// holds its power limit and is a tenth slower than in an operation alone; NVLink by NCCL's all-reduce (332 of 450 GB/s).
 /// The network's share is the 184 of 200 GB/s that eight 200 Gb/s ports reached in an all-reduce over 64 devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
@@ -33,12 +34,12 @@ pub struct Rates {
 
 /// The rates used throughout.
 pub const RATES: Rates = Rates {
-    gemm: 0.82,
-    grouped: 0.75,
-    attention: 0.55,
-    attention_grad: 0.46,
+    gemm: 0.72,
+    grouped: 0.62,
+    attention: 0.52,
+    attention_grad: 0.41,
     recurrence: 0.25,
-    memory: 0.85,
+    memory: 0.82,
     link: 0.74,
     network: 0.92,
     latency: (10e-6, 25e-6),
