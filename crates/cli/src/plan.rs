@@ -6,7 +6,7 @@ use crate::args::{Dtype, Plan as Args, PlanAs};
 use crate::exit::BadInput;
 use crate::out::{say, say_json};
 use std::path::{Path, PathBuf};
-use temper_config::{Config, Recompute as ConfigRecompute};
+use temper_config::{Config, FloatType, Recompute as ConfigRecompute};
 use temper_planner::memory::Overheads;
 use temper_planner::{
     Account, BUILTIN, Cluster, Device, Job, LayoutRequest, Network, Plan, Precision, Recompute, Refused, Run, devices, devices_from_toml,
@@ -15,6 +15,9 @@ use temper_planner::{
 
 /// Answers, or says why the question has no answer.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    if args.config.is_none() && !args.sets.is_empty() {
+        return Err(BadInput("--set changes a configuration: give one, or use the flags of temper plan with --model".into()).into());
+    }
     let question = question(args)?;
     match temper_planner::plan(question) {
         Ok(plan) => tell(args, &plan),
@@ -117,6 +120,23 @@ fn configured(path: &Path, args: &Args, job: &mut Job, wish: &mut LayoutRequest)
     wish.micro_batch = wish.micro_batch.or(Some(config.train.micro_batch));
     if config.memory.recompute == ConfigRecompute::Full {
         wish.recompute = wish.recompute.or(Some(Recompute::Full));
+    }
+    let memory = &config.memory;
+    let moments = config.precision.moments == FloatType::Bfloat16;
+    for (set, key) in [
+        (memory.recompute == ConfigRecompute::Selective, "memory.recompute = \"selective\" (see --layout recompute=)"),
+        (memory.offload_optimizer, "memory.offload_optimizer (see --layout offload=)"),
+        (moments, "precision.moments"),
+    ] {
+        if set {
+            crate::out::tell(format_args!("note: {key} is not taken over into the plan"));
+        }
+    }
+    if config.precision.dtype == Some(FloatType::Float32) {
+        job.precision.weight_bytes = 4;
+    }
+    if config.precision.grads == FloatType::Bfloat16 {
+        job.precision.grad_bytes = 2;
     }
     if config.memory.loss_chunk > 0 {
         job.loss_chunk = config.memory.loss_chunk;

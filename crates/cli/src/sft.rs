@@ -35,7 +35,7 @@ pub fn run(args: &Sft, open: Open, started: Instant) -> anyhow::Result<()> {
         None => None,
     };
     if let Some((_, traced, file)) = &traced {
-        trace::create(file)?;
+        trace::check(file)?;
         ops = traced.clone();
     }
     let mut run = Run::open(resolved, begin, ops, started)?;

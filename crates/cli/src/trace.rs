@@ -57,8 +57,13 @@ pub fn steps(text: &str) -> anyhow::Result<RangeInclusive<usize>> {
     }
 }
 
-/// Makes the file, so that one that cannot be written is known before hours of work.
-pub fn create(file: &Path) -> anyhow::Result<()> {
-    File::create(file).map_err(|e| BadInput(format!("--trace {}: {e}", file.display())))?;
+/// Opens the file without changing it, so that one that cannot be written is known before hours of work.
+pub fn check(file: &Path) -> anyhow::Result<()> {
+    let existed = file.exists();
+    let refused = |e| BadInput(format!("--trace {}: {e}", file.display()));
+    drop(File::options().create(true).append(true).open(file).map_err(refused)?);
+    if !existed {
+        std::fs::remove_file(file).map_err(refused)?;
+    }
     Ok(())
 }

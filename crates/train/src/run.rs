@@ -33,6 +33,8 @@ pub struct Run {
     pub resolved: Resolved,
     /// When the program started.
     pub started: Instant,
+    /// Keeps other processes out of the run folder.
+    _lock: std::fs::File,
     /// Set from outside to end the run after the step under way, saved.
     pub stop: Arc<AtomicBool>,
     /// Where the model comes from.
@@ -83,7 +85,7 @@ impl Run {
                 "train.epochs: {samples} samples at these source weights make no step at all. Raise train.epochs or the weights in data.train, or give train.steps"
             )));
         }
-        let (mut trainer, said) = setup::trainer(config, &source, precision, config.data.seq_len, ops)?;
+        let (mut trainer, said) = setup::trainer(config, &source, precision, longest(config, dataset.report(), &eval), ops)?;
         notices.extend(said);
         let mut state = RunState {
             step: 0,
@@ -104,6 +106,7 @@ impl Run {
         } else if let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
             notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
         }
+        let lock = run_dir::lock(&config.log.dir)?;
         run_dir::write_config(&config.log.dir, &resolved)?;
         let schedule = LearningRate::new(&config.optim, steps);
         let report = dataset.report().clone();
@@ -111,6 +114,7 @@ impl Run {
         let turn_end = masker.terminator().and_then(|t| tokenizer.id_of(t.trim_end()));
         Ok(Run {
             started,
+            _lock: lock,
             stop: Arc::default(),
             report,
             source,
@@ -205,6 +209,12 @@ fn no_evaluation(config: &Config, eval: &[MicroBatch]) -> Result<Option<String>>
     Err(Error::Input(format!(
         "data.eval: no token of these files is trained at data.seq_len = {seq_len}, so there is nothing to evaluate. Correct the files or remove the key"
     )))
+}
+
+/// Tokens of the longest document that will be trained or evaluated on.
+fn longest(config: &Config, report: &Report, eval: &[MicroBatch]) -> usize {
+    let held_out = eval.iter().flat_map(|m| m.positions.iter()).max().map_or(0, |p| *p as usize + 1);
+    config.data.seq_len.min(report.lengths.max as usize).max(held_out)
 }
 
 /// Samples longer than what the model was made for are trained on, but the user should know.

@@ -9,6 +9,8 @@ use temper_config::Resolved;
 
 /// What a run leaves in its folder besides checkpoints.
 const CONFIG: &str = "config.resolved.json";
+/// Held by the process that trains in the folder; the system lets go of it when that process ends, however it does.
+const LOCK: &str = ".lock";
 /// Files and folders by which an earlier run is recognised.
 const TRACES: [&str; 4] = ["events.jsonl", "checkpoints", CONFIG, "hf"];
 
@@ -27,9 +29,32 @@ pub fn start(dir: &Path, inputs: &[&Path]) -> Result<Option<PathBuf>> {
             input.display()
         )));
     }
+    if held && dir.join(LOCK).exists() {
+        drop(lock(dir)?);
+    }
     let moved = if held { Some(move_aside(dir)?) } else { None };
     fs::create_dir_all(dir).map_err(io_error(dir))?;
     Ok(moved)
+}
+
+/// Takes the folder for this process, until the file is dropped.
+///
+/// # Errors
+/// When another process trains in it.
+pub fn lock(dir: &Path) -> Result<fs::File> {
+    let path = dir.join(LOCK);
+    let file = fs::File::options().create(true).truncate(false).write(true).open(&path).map_err(io_error(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(Error::Input(format!(
+            "log.dir: another process is training in {}. Wait for it to end, stop it, or choose another log.dir",
+            dir.display()
+        ))),
+        Err(fs::TryLockError::Error(error)) => {
+            tracing::warn!(%error, path = %path.display(), "this file system has no locks: do not start a second run in this folder");
+            Ok(file)
+        }
+    }
 }
 
 fn lies_in(path: &Path, dir: &Path) -> bool {

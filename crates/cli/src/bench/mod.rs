@@ -21,7 +21,7 @@ pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()
 }
 
 fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
-    args.trace.as_deref().map_or(Ok(()), trace::create)?;
+    args.trace.as_deref().map_or(Ok(()), trace::check)?;
     let mut bench = bench(&args.subject, args.accumulate, open, started)?;
     let report = bench.steps(args.warmup as usize, args.steps as usize)?;
     let rates = rates(&bench);

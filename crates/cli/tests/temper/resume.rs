@@ -246,3 +246,21 @@ fn a_resume_without_a_checkpoint_points_to_the_run_that_has_one() {
     case.temper(&["checkpoint", "list", "run"]).says(&["has saved no checkpoint yet"]);
     case.temper(&["generate", "run", "--chat", "Hello"]).exits(2).says(&["is a run folder", "hf/"]);
 }
+
+/// A second run in a folder where one is training would mix with it.
+#[test]
+fn a_folder_belongs_to_one_run_at_a_time() {
+    let case = Case::tiny();
+    let script = "$TEMPER sft config.toml --set train.steps=100000 & pid=$!
+         tries=0
+         while ! grep -q '\"step\":2,' run/events.jsonl 2>/dev/null; do
+             tries=$((tries + 1)); [ $tries -lt 600 ] || break
+             sleep 0.1
+         done
+         $TEMPER sft config.toml --set train.steps=2; echo second $?
+         kill -TERM $pid; wait $pid; echo first $?";
+    let done = case.shell(script).says(&["another process is training", "second 2", "first 1"]);
+    assert!(!case.has("run.1"), "{done:?}");
+    case.sft("config.toml", &["train.steps=2"]).ok();
+    assert!(case.has("run.1"), "once it has ended, a new run moves it aside");
+}
