@@ -1,8 +1,8 @@
 //! What a NaN or infinity came from: the step, the first layer or parameter, the samples.
 
 use crate::Result;
+use crate::outcome::StepResult;
 use crate::run::Run;
-use crate::step::StepResult;
 use temper_data::{SampleId, StepBatch};
 
 /// Names what was not finite in a step and the samples it was computed from.

@@ -13,6 +13,7 @@ mod guard;
 mod host;
 pub mod lr;
 mod measure;
+pub mod outcome;
 pub mod precision;
 pub mod run;
 mod run_dir;

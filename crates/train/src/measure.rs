@@ -1,6 +1,8 @@
 //! Model FLOPs and the memory of this process.
 
 use crate::device::Device;
+use crate::events::Step;
+use crate::outcome::StepResult;
 use temper_config::Arch;
 use temper_data::StepBatch;
 use temper_model::param::{Param, count};
@@ -40,6 +42,28 @@ impl Flops {
     /// FLOPs of forward and backward over documents of these lengths.
     pub fn of(&self, lengths: impl Iterator<Item = usize>) -> f64 {
         lengths.map(|n| n as f64 * (self.per_token + self.per_token_and_position * n as f64)).sum()
+    }
+}
+
+/// The event of a step that took `wall_s` seconds.
+pub fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops: &Flops, mem_peak_bytes: u64, wall_s: f64) -> Step {
+    let flops_per_s = flops.of_step(batch) / wall_s;
+    Step {
+        step,
+        epoch: batch.epoch,
+        loss: done.loss,
+        aux_loss: done.aux_loss,
+        z_loss: done.z_loss,
+        grad_norm: done.grad_norm,
+        lr,
+        tokens: batch.tokens(),
+        trained_tokens: batch.trained_tokens(),
+        tokens_per_s: batch.tokens() as f64 / wall_s,
+        model_tflops: flops_per_s / 1e12,
+        mfu: flops.mfu(flops_per_s),
+        mem_peak_bytes,
+        wall_s,
+        skipped: !done.updated,
     }
 }
 

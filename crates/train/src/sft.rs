@@ -1,9 +1,9 @@
 //! Supervised fine-tuning: the loop from the first step to the last, with evaluation and checkpoints.
 
-use crate::events::{End, Eval, Event, Notice, Saved, Sink, Start, Step};
-use crate::measure::{Flops, peak_memory};
+use crate::events::{End, Eval, Event, Notice, Saved, Sink, Start};
+use crate::measure::{Flops, peak_memory, step_event};
+use crate::outcome::StepResult;
 use crate::run::Run;
-use crate::step::StepResult;
 use crate::{Error, Result, guard};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -75,27 +75,6 @@ fn skip_or_stop(run: &mut Run, step: usize, batch: &StepBatch, done: &StepResult
     run.state.skipped += 1;
     sink.event(&Event::Notice(Notice { message: format!("{found} Update skipped"), count: Some(run.state.skipped) }));
     Ok(())
-}
-
-fn step_event(step: usize, batch: &StepBatch, done: &StepResult, lr: f64, flops: &Flops, mem_peak_bytes: u64, wall_s: f64) -> Step {
-    let flops_per_s = flops.of_step(batch) / wall_s;
-    Step {
-        step,
-        epoch: batch.epoch,
-        loss: done.loss,
-        aux_loss: done.aux_loss,
-        z_loss: done.z_loss,
-        grad_norm: done.grad_norm,
-        lr,
-        tokens: batch.tokens(),
-        trained_tokens: batch.trained_tokens(),
-        tokens_per_s: batch.tokens() as f64 / wall_s,
-        model_tflops: flops_per_s / 1e12,
-        mfu: flops.mfu(flops_per_s),
-        mem_peak_bytes,
-        wall_s,
-        skipped: !done.updated,
-    }
 }
 
 /// A run that is resumed after its last step: nothing to train, but the export is made if it is missing.

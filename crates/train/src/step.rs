@@ -2,12 +2,13 @@
 //!
 //! Legend: M micro-batches of the step; a micro-batch has T tokens, of which N have a target.
 
+use crate::outcome::{Done, Losses, StepResult};
 use crate::{Error, Result};
 use std::sync::Arc;
 use temper_config::LossReduction;
 use temper_data::{MicroBatch, StepBatch};
 use temper_model::{
-    AuxSettings, Batch, Cx, Grads, Model, Objective, Outputs, Recompute, RopeTables, Weights, diagnose::diagnose, loss_sum, read_floats,
+    AuxSettings, Batch, Cx, Grads, Model, Objective, Recompute, RopeTables, Weights, diagnose::diagnose, loss_sum, read_floats,
 };
 use temper_parallel::{Optimizer, Settled};
 use temper_tensor::{Balance, DType, Ops, Phase};
@@ -41,42 +42,6 @@ pub struct Settings {
     pub z_coef: f64,
     /// What the forward pass keeps.
     pub recompute: Recompute,
-}
-
-/// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepResult {
-    /// Mean cross-entropy (see [`LossReduction`]).
-    pub loss: f64,
-    /// Load-balancing loss without coefficient, mean over micro-batches.
-    pub aux_loss: Option<f64>,
-    /// Router z-loss without coefficient, mean over micro-batches.
-    pub z_loss: Option<f64>,
-    /// Norm of the gradient before clipping.
-    pub grad_norm: f64,
-    /// False when the loss or the gradient was not finite and the update was left out.
-    pub updated: bool,
-}
-
-/// A micro-batch whose forward and backward passes are under way.
-pub struct Done {
-    /// What it leaves on the backend.
-    pub outputs: Outputs,
-    /// Its tokens.
-    pub batch: Batch,
-    /// Factor on its sum of weighted token losses.
-    pub loss_scale: f64,
-}
-
-/// Losses of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Losses {
-    /// Mean cross-entropy.
-    pub loss: f64,
-    /// Load-balancing loss without coefficient, mean over micro-batches.
-    pub aux_loss: Option<f64>,
-    /// Router z-loss, likewise.
-    pub z_loss: Option<f64>,
 }
 
 impl Trainer {

@@ -7,10 +7,11 @@
 //! Legend: B rows of the batch, S tokens of a row, V vocabulary.
 
 use crate::golden::{floats, integers};
+use crate::outcome::Losses;
 use crate::precision::Precision;
 use crate::setup::allocate;
 use crate::slack::{Constants, Slack, exact, host};
-use crate::step::{Losses, Settings, Trainer};
+use crate::step::{Settings, Trainer};
 use crate::{Error, Result};
 use serde::Serialize;
 use std::{path::Path, sync::Arc};
