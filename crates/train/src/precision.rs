@@ -26,11 +26,6 @@ pub fn dtype_of(float: FloatType) -> DType {
 }
 
 impl Precision {
-    /// All of one type.
-    pub fn uniform(dtype: DType) -> Precision {
-        Precision { weights: dtype, grads: dtype, moments: dtype, offload: false }
-    }
-
     /// The types of a run; writes what was chosen for "auto", and why, into the configuration.
     ///
     /// # Errors

@@ -14,8 +14,12 @@ impl Arch {
     /// # Errors
     /// As [`Arch::from_json`].
     pub fn named(name: &str) -> Option<Result<Arch>> {
-        let shape = shapes().remove(name)?;
-        Some(Arch::from_json(&shape.to_string(), Path::new(name)))
+        Some(Arch::from_json(&Arch::shape(name)?, Path::new(name)))
+    }
+
+    /// The `config.json` of a built-in name; none when the name is not known.
+    pub fn shape(name: &str) -> Option<String> {
+        shapes().remove(name).map(|shape| shape.to_string())
     }
 
     /// The names that [`Arch::named`] knows.

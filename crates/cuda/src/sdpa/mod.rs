@@ -123,14 +123,6 @@ impl Sdpa {
         }
     }
 
-    /// Compiles the plans for a size ahead of the first step (seconds for the first of a head configuration).
-    pub fn prepare(&self, z: Sizes) -> Result<()> {
-        self.device.bind()?;
-        let mut s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let shape = s.shape(z);
-        s.plans(&self.lib, shape, true).map(|_| ())
-    }
-
     /// Enqueues the forward pass.
     pub fn forward(&self, c: &Cuda, z: Sizes, at: Addresses, scale: f32) -> Result<()> {
         self.device.bind()?;

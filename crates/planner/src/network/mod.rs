@@ -70,7 +70,7 @@ impl Network {
     /// A model that ships with temper, by name, e.g. `Qwen3-235B-A22B`; an owner before the name and capitals do not matter.
     pub fn builtin(name: &str) -> Option<Result<Network>> {
         let (known, text) = builtin::find(name)?;
-        Some(Network::from_json(text, Path::new(known)).map(|network| network.called(known)))
+        Some(Network::from_json(&text, Path::new(known)).map(|network| network.called(known)))
     }
 
     /// Reads `config.json` of a model folder.
