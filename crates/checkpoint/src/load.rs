@@ -15,11 +15,13 @@ use temper_tensor::{DType, Tensor};
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
-/// One tensor on disk and the place of its elements in a parameter.
+/// One tensor on disk, and what of it belongs where in a parameter.
 struct Source<'a> {
     tensor: TensorRef<'a>,
     dtype: DType,
-    range: std::ops::Range<usize>,
+    piece: &'a Piece,
+    /// Element of the tensor at which the piece begins: not 0 in a fused tensor.
+    first: usize,
 }
 
 impl WeightsFolder {
@@ -53,13 +55,14 @@ impl WeightsFolder {
         let mut plan = Vec::with_capacity(params.len());
         for param in params {
             let mut sources = Vec::with_capacity(param.pieces.len());
-            for piece in self.spelling(param) {
-                match self.tensor(&piece.name) {
+            for (piece, spelling) in self.spelling(param) {
+                match self.tensor(&spelling.name) {
                     Some(tensor) => {
-                        used.insert(&piece.name);
-                        sources.push(self.check(piece, tensor)?);
+                        used.insert(&spelling.name);
+                        let first = piece.whole.start - spelling.whole.start;
+                        sources.push(Source { dtype: self.check(spelling, &tensor)?, tensor, piece, first });
                     }
-                    None => missing.push(piece.name.as_str()),
+                    None => missing.push(spelling.name.as_str()),
                 }
             }
             plan.push(sources);
@@ -67,33 +70,27 @@ impl WeightsFolder {
         if missing.is_empty() { Ok(plan) } else { Err(self.missing(&missing)) }
     }
 
-    /// The pieces to read: all of them, or the fused tensor in place of those it holds.
-    fn spelling<'a>(&self, param: &'a Param) -> Vec<&'a Piece> {
+    /// The pieces to read, each with the tensor that holds it: its own, or the fused one where one of its own is missing.
+    fn spelling<'a>(&self, param: &'a Param) -> Vec<(&'a Piece, &'a Piece)> {
         let complete = param.pieces.iter().all(|p| self.tensor(&p.name).is_some());
-        match param.fused.as_ref().filter(|f| !complete && self.tensor(&f.name).is_some()) {
-            None => param.pieces.iter().collect(),
-            Some(fused) => {
-                let rest = param.pieces.iter().filter(|p| p.range.end <= fused.range.start || p.range.start >= fused.range.end);
-                let mut all: Vec<&Piece> = rest.chain([fused]).collect();
-                all.sort_by_key(|p| p.range.start);
-                all
-            }
-        }
+        let fused = param.fused.as_ref().filter(|f| !complete && self.tensor(&f.name).is_some());
+        let holds = |f: &Piece, p: &Piece| f.whole.start <= p.whole.start && p.whole.end <= f.whole.end;
+        param.pieces.iter().map(|p| (p, fused.filter(|f| holds(f, p)).unwrap_or(p))).collect()
     }
 
-    fn check<'a>(&self, piece: &Piece, tensor: TensorRef<'a>) -> Result<Source<'a>> {
+    /// The element type of a tensor that has the shape it should have.
+    fn check(&self, piece: &Piece, tensor: &TensorRef) -> Result<DType> {
         let name = &piece.name;
         if tensor.shape != piece.shape {
             let hint = self.shape_hint(name);
             let (found, wanted) = (&tensor.shape, &piece.shape);
             return Err(Error::bad(self.dir(), format!("{name} has shape {found:?}, the config asks for {wanted:?}; {hint}")));
         }
-        let Some(dtype) = host_dtype(tensor.dtype) else {
+        host_dtype(tensor.dtype).ok_or_else(|| {
             let message =
                 format!("{name} has dtype {}; BF16, F16, F32 and F64 can be read (quantised weights must be converted)", tensor.dtype);
-            return Err(Error::bad(self.dir(), message));
-        };
-        Ok(Source { tensor, dtype, range: piece.range.clone() })
+            Error::bad(self.dir(), message)
+        })
     }
 
     fn missing(&self, names: &[&str]) -> Error {
@@ -170,11 +167,14 @@ fn read<T: Float>(params: &[Param], plan: &[Vec<Source<'_>>]) -> Vec<Tensor> {
         let mut rest = whole.as_mut_slice();
         let mut at = 0;
         for s in sources {
-            let (_, tail) = std::mem::take(&mut rest).split_at_mut(s.range.start - at);
-            let (dst, tail) = tail.split_at_mut(s.range.len());
-            (rest, at) = (tail, s.range.end);
-            let chunks = dst.chunks_mut(CHUNK).zip(s.tensor.bytes.chunks(CHUNK * s.dtype.size()));
-            tasks.extend(chunks.map(|(d, b)| (s.dtype, b, d)));
+            let size = s.dtype.size();
+            for run in s.piece.runs() {
+                let (_, tail) = std::mem::take(&mut rest).split_at_mut(run.memory - at);
+                let (dst, tail) = tail.split_at_mut(run.len);
+                (rest, at) = (tail, run.memory + run.len);
+                let bytes = &s.tensor.bytes[(s.first + run.disk) * size..(s.first + run.disk + run.len) * size];
+                tasks.extend(dst.chunks_mut(CHUNK).zip(bytes.chunks(CHUNK * size)).map(|(d, b)| (s.dtype, b, d)));
+            }
         }
     }
     tasks.into_par_iter().for_each(|(dtype, bytes, dst)| decode(dtype, bytes, dst));

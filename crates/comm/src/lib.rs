@@ -14,7 +14,7 @@ mod host;
 mod mesh;
 mod solo;
 
-pub use comm::{Comm, Pending, Reduce, World};
+pub use comm::{Comm, Pending, Reduce, Work, World};
 pub use error::{Error, Result};
 pub use host::{HostWorld, threads};
 pub use mesh::{Axes, Mesh};

@@ -1,8 +1,9 @@
 //! Causal self-attention with grouped key/value heads, rotary positions and, in Qwen3, a norm on the heads of q and k.
 //!
-//! Legend: T tokens, H hidden size, D head size, Nq query heads, Nk key/value heads.
+//! Legend: T tokens, H hidden size, D head size, Nq query heads, Nk key/value heads (this rank's).
 
-use crate::linear::{Linear, LinearWork};
+use crate::context::{attend, attend_grad};
+use crate::linear::{Divided, Linear, LinearWork};
 use crate::param::ParamId;
 use crate::{Act, CachedStep, Cx, Error, Grads, KvCache, Names, Parts, Result};
 use std::sync::Arc;
@@ -80,12 +81,14 @@ impl Attention {
                 bias: bias(arch.qkv_bias, "qkv_proj")?,
                 inputs: arch.hidden,
                 outputs: q_width + 2 * arch.kv_heads * arch.head_dim,
+                divided: Divided::Outputs,
             },
             out: Linear {
                 weight: names.id(&format!("{at}.o_proj.weight"))?,
                 bias: bias(arch.out_bias, "o_proj")?,
                 inputs: q_width,
                 outputs: arch.hidden,
+                divided: Divided::Inputs,
             },
             qk_norm: match arch.qk_norm {
                 true => Some((names.id(&format!("{at}.q_norm.weight"))?, names.id(&format!("{at}.k_norm.weight"))?)),
@@ -107,9 +110,7 @@ impl Attention {
         let qkv = self.qkv.forward(cx, x.view())?;
         let heads = self.prepare(cx, qkv.view())?;
         let Heads { q, k, v, .. } = &heads;
-        let mut o = cx.alloc(q.shape())?;
-        let mut lse = cx.alloc_stat(&q.shape()[..2])?;
-        cx.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), cx.seqs(), self.scale())?;
+        let (o, lse) = attend(cx, q, k, v, self.scale())?;
         let y = self.out.forward(cx, self.flat(&o))?;
         Ok((y, Saved { x: Some(Arc::new(x)), qkv: Some(qkv), heads: Some(heads), o, lse }))
     }
@@ -126,21 +127,9 @@ impl Attention {
     pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act) -> Result<(Tensor, Work)> {
         let Saved { x: Some(x), qkv: Some(qkv), heads: Some(heads), o, lse } = saved else { return Err(Error::Incomplete) };
         let Heads { q, k, v, rstd } = heads;
-        let d_o = self.out.backward_input(cx, dy.view())?.reshape(o.shape());
-        let (mut dq, mut dk, mut dv) = (cx.alloc(q.shape())?, cx.alloc(k.shape())?, cx.alloc(v.shape())?);
-        cx.ops.attention_grad(
-            dq.view_mut(),
-            dk.view_mut(),
-            dv.view_mut(),
-            d_o.view(),
-            o.view(),
-            lse.view(),
-            q.view(),
-            k.view(),
-            v.view(),
-            cx.seqs(),
-            self.scale(),
-        )?;
+        let (d_o, dy) = self.out.backward_input(cx, dy)?;
+        let d_o = d_o.reshape(o.shape());
+        let [dq, dk, dv] = attend_grad(cx, &d_o, &o, &lse, [&q, &k, &v], self.scale())?;
         let mut dqkv = cx.alloc(qkv.shape())?;
         let norm = match (self.qk_norm, &rstd) {
             (Some((wq, wk)), Some(rstd)) => Some((cx.weights.get(wq)?, cx.weights.get(wk)?, rstd.view())),
@@ -148,11 +137,11 @@ impl Attention {
         };
         let (rope, positions) = (cx.rope_table(), cx.positions());
         cx.ops.qkv_prepare_grad_input(dqkv.view_mut(), dq.view(), dk.view(), dv.view(), qkv.view(), norm, rope, positions)?;
-        let dx = self.qkv.backward_input(cx, dqkv.view())?;
+        let (dx, dqkv) = self.qkv.backward_input(cx, &Arc::new(dqkv))?;
         let o = o.reshape(&[dy.shape()[0], self.heads * self.head_dim]);
         let work = Work {
-            qkv: LinearWork { x, dy: Arc::new(dqkv) },
-            out: LinearWork { x: Arc::new(o), dy: dy.clone() },
+            qkv: LinearWork { x, dy: dqkv },
+            out: LinearWork { x: Arc::new(o), dy },
             norm: rstd.map(|rstd| NormWork { qkv, rstd, dq, dk }),
         };
         Ok((dx, work))
@@ -160,8 +149,8 @@ impl Attention {
 
     /// Adds the gradients of all weights of this attention.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
-        work.out.run(&self.out, cx, grads)?;
-        work.qkv.run(&self.qkv, cx, grads)?;
+        self.out.backward_weight(cx, work.out, grads)?;
+        self.qkv.backward_weight(cx, work.qkv, grads)?;
         if let (Some((wq, wk)), Some(w)) = (self.qk_norm, work.norm) {
             let (dwq, dwk) = grads.add_to_pair(cx.ops, wq, wk)?;
             let (rope, positions) = (cx.rope_table(), cx.positions());

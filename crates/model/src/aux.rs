@@ -8,6 +8,7 @@
 
 use crate::moe::Routing;
 use crate::{Cx, Result};
+use temper_comm::{Comm, Reduce};
 use temper_config::Arch;
 use temper_tensor::{Balance, Ops, Tensor};
 
@@ -65,15 +66,30 @@ impl AuxStats {
         }))
     }
 
-    /// Counts the decision of sparse layer `row`.
-    pub fn count(&mut self, ops: &dyn Ops, row: usize, r: &Routing) -> Result<()> {
+    /// Counts the decision of sparse layer `row` on the first `tokens` rows.
+    pub fn count(&mut self, ops: &dyn Ops, row: usize, r: &Routing, tokens: usize) -> Result<()> {
         let (counts, prob_sums) = (self.counts.view_mut().index(row), self.prob_sums.view_mut().index(row));
-        ops.router_stats(counts, prob_sums, self.z_sum.view_mut(), r.probs.view(), r.experts.view(), r.logits.view())?;
+        let [probs, experts, logits] = [&r.probs, &r.experts, &r.logits].map(|x| x.view().slice_rows(0..tokens));
+        ops.router_stats(counts, prob_sums, self.z_sum.view_mut(), probs, experts, logits)?;
         Ok(())
+    }
+
+    /// Adds what the other ranks of the micro-batch counted.
+    pub fn sum(&mut self, comm: &dyn Comm) -> Result<()> {
+        for x in self.tensors_mut() {
+            comm.all_reduce(x.view_mut(), Reduce::Sum)?.wait()?;
+        }
+        Ok(())
+    }
+
+    /// What it consists of, for a pipeline that hands it on.
+    pub fn tensors_mut(&mut self) -> [&mut Tensor; 3] {
+        [&mut self.counts, &mut self.prob_sums, &mut self.z_sum]
     }
 
     /// The losses over `tokens` tokens a layer, and what they add to the gradients.
     pub fn finish(mut self, ops: &dyn Ops, tokens: usize, s: &AuxSettings) -> Result<(AuxLoss, AuxGrad)> {
+        let tokens = tokens.max(1);
         let stat = self.counts.dtype();
         let mut balance = ops.alloc(stat, &[1])?;
         let mut grad = ops.alloc(stat, self.counts.shape())?;

@@ -1,8 +1,11 @@
-//! [`Batch`]: the tokens of one forward pass, on the backend.
+//! [`Batch`]: the tokens of one forward pass, on the backend, as one rank needs them.
 //!
-//! Legend: T tokens, B documents (or sequences being generated), N rows that have a target.
+//! Legend: T tokens of this rank (all of the micro-batch, or its context rank's), B documents (or sequences being generated), N rows that
+//! have a target.
 
-use crate::{Error, Result, rope::upload};
+use crate::context::{Segment, pieces};
+use crate::{AxisRank, Error, Ranks, Result, rope::upload};
+use std::ops::Range;
 use temper_tensor::{DType, Ops, Tensor, View};
 
 /// Target of a position that is not trained.
@@ -14,12 +17,30 @@ pub struct Batch {
     pub ids: Tensor,
     /// Position of each token within its document, `[T]`.
     pub positions: Tensor,
-    /// Document boundaries from 0 to T, `[B+1]`.
+    /// Document boundaries from 0 to T, `[B+1]`; unused with `segments`.
     pub cu_seqlens: Tensor,
     /// Tokens of the longest document.
     pub longest: usize,
+    /// With context parallelism, this rank's queries and the keys they read; else empty.
+    pub segments: Vec<Segment>,
+    /// How many of the T are tokens. The rest, at the end, fills up to [`Ranks::token_multiple`]: nothing is trained on it or counted.
+    pub real: usize,
+    /// Tokens of the micro-batch over all ranks, without filling.
+    pub all_tokens: usize,
+    /// With a vocabulary divided over ranks, where this rank's part of it occurs.
+    pub(crate) vocab: Option<VocabRows>,
     /// What is trained, if anything.
     pub labels: Option<Labels>,
+    /// This rank's tokens among those of the micro-batch, in order.
+    local: Vec<Range<usize>>,
+}
+
+/// Tokens that this rank's part of the vocabulary has a row for.
+pub(crate) struct VocabRows {
+    /// Their places, `[M]`.
+    pub rows: Tensor,
+    /// Their ids counted from the first of the part, `[M]`.
+    pub ids: Tensor,
 }
 
 /// The rows of a batch that have a target.
@@ -30,7 +51,7 @@ pub struct Labels {
     pub targets: Tensor,
     /// Their loss weights in the stat dtype, as `targets`.
     pub weights: Tensor,
-    /// The loss weight of every token of the batch on the host, `[T]`; 0 where there is no target.
+    /// The loss weight of every token of this rank on the host, `[T]`; 0 where there is no target.
     pub host_weights: Vec<f32>,
 }
 
@@ -39,32 +60,54 @@ fn indices(ops: &dyn Ops, values: &[i32]) -> Result<Tensor> {
 }
 
 impl Batch {
-    /// A batch without targets. `cu_seqlens` must rise from 0 to the number of tokens.
+    /// A batch of one rank, without targets. `cu_seqlens` must rise from 0 to the number of tokens.
     pub fn new(ops: &dyn Ops, ids: &[i32], positions: &[i32], cu_seqlens: &[i32]) -> Result<Batch> {
-        let tokens = ids.len();
-        if tokens == 0 {
-            return Err(Error::Batch("no tokens".into()));
-        }
-        if positions.len() != tokens {
-            return Err(Error::Batch(format!("{tokens} tokens but {} positions", positions.len())));
-        }
-        let ends = (cu_seqlens.first(), cu_seqlens.last());
-        if ends != (Some(&0), Some(&(tokens as i32))) || cu_seqlens.windows(2).any(|w| w[0] >= w[1]) {
-            return Err(Error::Batch(format!("cu_seqlens must rise from 0 to {tokens}, found {cu_seqlens:?}")));
-        }
-        let longest = cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
-        let (ids, positions, cu_seqlens) = (indices(ops, ids)?, indices(ops, positions)?, indices(ops, cu_seqlens)?);
-        Ok(Batch { ids, positions, cu_seqlens, longest, labels: None })
+        Batch::divided(ops, ids, positions, cu_seqlens, Ranks::single(), 0)
     }
 
-    /// Adds targets (already shifted; [`IGNORE`] where not trained) and their loss weights, one per token.
+    /// What one of `ranks` needs of a micro-batch of a model with `vocab` classes, without targets.
+    ///
+    /// # Errors
+    /// When the arguments contradict each other. Every rank must be given the same.
+    pub fn divided(ops: &dyn Ops, ids: &[i32], positions: &[i32], cu_seqlens: &[i32], ranks: &Ranks, vocab: usize) -> Result<Batch> {
+        let all_tokens = check(ids, positions, cu_seqlens)?;
+        let filled = all_tokens.next_multiple_of(ranks.token_multiple());
+        let (mut ids, mut positions, mut cu_seqlens) = (ids.to_vec(), positions.to_vec(), cu_seqlens.to_vec());
+        if filled > all_tokens {
+            ids.resize(filled, 0);
+            positions.extend(0..(filled - all_tokens) as i32);
+            cu_seqlens.push(filled as i32);
+        }
+        let AxisRank { rank, of } = ranks.context();
+        let local = if of == 1 { vec![0..filled] } else { pieces(filled, rank, of).to_vec() };
+        let longest = cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
+        let of_local = |values: &[i32]| local.iter().flat_map(|r| values[r.clone()].iter().copied()).collect::<Vec<i32>>();
+        let (ids, positions) = (of_local(&ids), of_local(&positions));
+        Ok(Batch {
+            positions: indices(ops, &positions)?,
+            cu_seqlens: indices(ops, &cu_seqlens)?,
+            longest,
+            segments: if of == 1 { Vec::new() } else { segments(ops, &cu_seqlens, &local)? },
+            real: local.iter().map(|r| r.end.min(all_tokens).saturating_sub(r.start)).sum(),
+            all_tokens,
+            vocab: if ranks.tensor().of == 1 { None } else { Some(vocab_rows(ops, &ids, ranks.tensor().share(vocab))?) },
+            ids: indices(ops, &ids)?,
+            labels: None,
+            local,
+        })
+    }
+
+    /// Adds targets (already shifted; [`IGNORE`] where not trained) and their loss weights, one per token of the micro-batch.
     /// `dtype` is the type of the activations.
     pub fn with_labels(mut self, ops: &dyn Ops, dtype: DType, targets: &[i32], weights: &[f32]) -> Result<Batch> {
-        let tokens = self.tokens();
-        if targets.len() != tokens || weights.len() != tokens {
-            let found = format!("{tokens} tokens but {} targets and {} weights", targets.len(), weights.len());
+        if targets.len() != self.all_tokens || weights.len() != self.all_tokens {
+            let found = format!("{} tokens but {} targets and {} weights", self.all_tokens, targets.len(), weights.len());
             return Err(Error::Batch(found));
         }
+        let places = || self.local.iter().cloned().flatten();
+        let targets: Vec<i32> = places().map(|t| targets.get(t).copied().unwrap_or(IGNORE)).collect();
+        let weights: Vec<f32> = places().map(|t| weights.get(t).copied().unwrap_or(0.0)).collect();
+        let tokens = targets.len();
         let rows: Vec<usize> = (0..tokens).filter(|&t| targets[t] != IGNORE).collect();
         let mut host_weights = vec![0.0; tokens];
         for &t in &rows {
@@ -85,15 +128,70 @@ impl Batch {
         Ok(self)
     }
 
-    /// Number of tokens T.
+    /// Number of tokens T, with filling.
     pub fn tokens(&self) -> usize {
         self.ids.numel()
+    }
+
+    /// This rank's tokens among those of the micro-batch (which end at `all_tokens`), in order.
+    pub fn places(&self) -> &[Range<usize>] {
+        &self.local
     }
 
     /// The targets, or an error that says they are missing.
     pub fn labels(&self) -> Result<&Labels> {
         self.labels.as_ref().ok_or_else(|| Error::Batch("a loss was asked for but the batch has no targets".into()))
     }
+}
+
+/// The number of tokens, if the arguments agree.
+fn check(ids: &[i32], positions: &[i32], cu_seqlens: &[i32]) -> Result<usize> {
+    let tokens = ids.len();
+    if tokens == 0 {
+        return Err(Error::Batch("no tokens".into()));
+    }
+    if positions.len() != tokens {
+        return Err(Error::Batch(format!("{tokens} tokens but {} positions", positions.len())));
+    }
+    let ends = (cu_seqlens.first(), cu_seqlens.last());
+    if ends != (Some(&0), Some(&(tokens as i32))) || cu_seqlens.windows(2).any(|w| w[0] >= w[1]) {
+        return Err(Error::Batch(format!("cu_seqlens must rise from 0 to {tokens}, found {cu_seqlens:?}")));
+    }
+    Ok(tokens)
+}
+
+/// For each of this rank's pieces, the documents it touches: their queries within the piece, and their keys from the start of the
+/// first of these documents up to the end of the piece.
+fn segments(ops: &dyn Ops, cu: &[i32], local: &[Range<usize>]) -> Result<Vec<Segment>> {
+    let documents: Vec<Range<usize>> = cu.windows(2).map(|w| w[0] as usize..w[1] as usize).collect();
+    let mut queries_end = 0;
+    let mut all = Vec::with_capacity(local.len());
+    for piece in local.iter().filter(|p| !p.is_empty()) {
+        let touched: Vec<&Range<usize>> = documents.iter().filter(|d| d.start < piece.end && piece.start < d.end).collect();
+        let first = touched.first().map_or(piece.start, |d| d.start);
+        let ends = |from: usize| -> Vec<i32> {
+            std::iter::once(0).chain(touched.iter().map(|d| (d.end.min(piece.end) - from) as i32)).collect()
+        };
+        let (cu_queries, cu_keys) = (ends(piece.start), ends(first));
+        let longest = |cu: &[i32]| cu.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
+        all.push(Segment {
+            queries: queries_end..queries_end + piece.len(),
+            keys: first..piece.end,
+            longest: (longest(&cu_queries), longest(&cu_keys)),
+            cu_queries: indices(ops, &cu_queries)?,
+            cu_keys: indices(ops, &cu_keys)?,
+        });
+        queries_end += piece.len();
+    }
+    Ok(all)
+}
+
+fn vocab_rows(ops: &dyn Ops, ids: &[i32], part: Range<usize>) -> Result<VocabRows> {
+    let first = part.start as i32;
+    let own = |id: &i32| usize::try_from(*id).is_ok_and(|id| part.contains(&id));
+    let rows: Vec<i32> = (0..ids.len()).filter(|&t| own(&ids[t])).map(|t| t as i32).collect();
+    let ids: Vec<i32> = ids.iter().filter(|id| own(id)).map(|id| id - first).collect();
+    Ok(VocabRows { rows: indices(ops, &rows)?, ids: indices(ops, &ids)? })
 }
 
 impl Labels {

@@ -1,8 +1,8 @@
 //! [`Cx`]: everything a layer reads besides its input.
 
-use crate::{Batch, Result, RopeTables, Weights};
+use crate::{Batch, Operand, Ranks, Result, RopeTables, Weights};
 use std::sync::Arc;
-use temper_tensor::{DType, Ops, PackedSeqs, RopeTable, Tensor, View};
+use temper_tensor::{DType, Ops, RopeTable, Tensor, View};
 
 /// An activation (or its gradient) that several steps read: the residual path and a weight gradient, for example.
 pub type Act = Arc<Tensor>;
@@ -18,6 +18,8 @@ pub struct Cx<'a> {
     pub rope: &'a RopeTables,
     /// The packed micro-batch.
     pub batch: &'a Batch,
+    /// Those who share the model.
+    pub ranks: &'a Ranks,
 }
 
 impl Cx<'_> {
@@ -46,41 +48,18 @@ impl Cx<'_> {
         RopeTable { cos: self.rope.cos.view(), sin: self.rope.sin.view() }
     }
 
-    /// The documents of the batch.
-    pub fn seqs(&self) -> PackedSeqs<'_> {
-        PackedSeqs { cu: self.batch.cu_seqlens.view(), longest: self.batch.longest }
-    }
-
     /// Position of each token within its document, `[T]`.
     pub fn positions(&self) -> View<'_> {
         self.batch.positions.view()
     }
 
     /// `x` in the stat dtype: itself when it has that type, else a converted copy.
-    pub fn to_stat<'t>(&self, x: View<'t>) -> Result<StatView<'t>> {
+    pub fn to_stat<'t>(&self, x: View<'t>) -> Result<Operand<'t>> {
         if x.dtype() == x.dtype().stat() {
-            return Ok(StatView::Same(x));
+            return Ok(Operand::Given(x));
         }
         let mut y = self.ops.alloc(x.dtype().stat(), x.shape())?;
         self.ops.copy(y.view_mut(), x)?;
-        Ok(StatView::Converted(y))
-    }
-}
-
-/// A view in the stat dtype, borrowed or converted.
-pub enum StatView<'t> {
-    /// The view itself.
-    Same(View<'t>),
-    /// A converted copy.
-    Converted(Tensor),
-}
-
-impl StatView<'_> {
-    /// The elements.
-    pub fn view(&self) -> View<'_> {
-        match self {
-            StatView::Same(v) => *v,
-            StatView::Converted(t) => t.view(),
-        }
+        Ok(Operand::Made(y))
     }
 }

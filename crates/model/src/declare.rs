@@ -12,15 +12,15 @@ pub fn declare(arch: &Arch) -> Vec<Param> {
     list.matrix("model.embed_tokens.weight", &[arch.vocab, arch.hidden], Shard::TensorRows);
     for layer in 0..arch.layers {
         let prefix = format!("model.layers.{layer}");
-        list.norm(&format!("{prefix}.input_layernorm.weight"), arch.hidden);
+        list.norm(&format!("{prefix}.input_layernorm.weight"), arch.hidden, Shard::Replicated);
         attention(&mut list, arch, &format!("{prefix}.self_attn"));
-        list.norm(&format!("{prefix}.post_attention_layernorm.weight"), arch.hidden);
+        list.norm(&format!("{prefix}.post_attention_layernorm.weight"), arch.hidden, Shard::Replicated);
         match &arch.moe {
             Some(moe) if arch.is_moe_layer(layer) => experts(&mut list, arch.hidden, moe, &format!("{prefix}.mlp")),
             _ => dense(&mut list, arch, &format!("{prefix}.mlp")),
         }
     }
-    list.norm("model.norm.weight", arch.hidden);
+    list.norm("model.norm.weight", arch.hidden, Shard::Shared);
     if !arch.tied {
         list.matrix("lm_head.weight", &[arch.vocab, arch.hidden], Shard::TensorRows);
     }
@@ -31,13 +31,14 @@ pub fn declare(arch: &Arch) -> Vec<Param> {
 fn attention(list: &mut List, arch: &Arch, at: &str) {
     let (q, kv) = (arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim);
     let rows = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
-    list.fused_rows(&format!("{at}.qkv_proj.weight"), at, &rows, Some(arch.hidden));
+    let heads = [arch.heads, arch.kv_heads, arch.kv_heads];
+    list.fused_rows(&format!("{at}.qkv_proj.weight"), at, &rows, Some(arch.hidden), Some(&heads));
     if arch.qkv_bias {
-        list.fused_rows(&format!("{at}.qkv_proj.bias"), at, &rows, None);
+        list.fused_rows(&format!("{at}.qkv_proj.bias"), at, &rows, None, Some(&heads));
     }
     if arch.qk_norm {
-        list.norm(&format!("{at}.q_norm.weight"), arch.head_dim);
-        list.norm(&format!("{at}.k_norm.weight"), arch.head_dim);
+        list.norm(&format!("{at}.q_norm.weight"), arch.head_dim, Shard::Shared);
+        list.norm(&format!("{at}.k_norm.weight"), arch.head_dim, Shard::Shared);
     }
     list.matrix(&format!("{at}.o_proj.weight"), &[arch.hidden, q], Shard::TensorCols);
     if arch.out_bias {
@@ -48,9 +49,9 @@ fn attention(list: &mut List, arch: &Arch, at: &str) {
 /// `mlp.*` of a dense layer.
 fn dense(list: &mut List, arch: &Arch, at: &str) {
     let rows = [("gate_proj", arch.intermediate), ("up_proj", arch.intermediate)];
-    list.fused_rows(&format!("{at}.gate_up_proj.weight"), at, &rows, Some(arch.hidden));
+    list.fused_rows(&format!("{at}.gate_up_proj.weight"), at, &rows, Some(arch.hidden), None);
     if arch.mlp_bias {
-        list.fused_rows(&format!("{at}.gate_up_proj.bias"), at, &rows, None);
+        list.fused_rows(&format!("{at}.gate_up_proj.bias"), at, &rows, None, None);
     }
     list.matrix(&format!("{at}.down_proj.weight"), &[arch.hidden, arch.intermediate], Shard::TensorCols);
     if arch.mlp_bias {
@@ -60,7 +61,7 @@ fn dense(list: &mut List, arch: &Arch, at: &str) {
 
 /// `mlp.*` of a layer of experts. In memory as transformers 5 holds them; on disk one matrix per expert, or fused.
 fn experts(list: &mut List, hidden: usize, moe: &Moe, at: &str) {
-    list.matrix(&format!("{at}.gate.weight"), &[moe.experts, hidden], Shard::Replicated);
+    list.matrix(&format!("{at}.gate.weight"), &[moe.experts, hidden], Shard::Shared);
     let size = moe.intermediate;
     let (mut gate_up, mut down) = (Vec::new(), Vec::new());
     for e in 0..moe.experts {
@@ -83,14 +84,13 @@ struct List {
 
 impl List {
     fn push(&mut self, name: String, shape: Vec<usize>, parts: Vec<(String, Vec<usize>)>, shard: Shard, init: Init) {
-        let decay = parts.iter().any(|(_, shape)| shape.len() >= 2);
         let mut end = 0;
         let pieces = parts.into_iter().map(|(name, shape)| {
-            let start = end;
-            end += shape.iter().product::<usize>();
-            Piece { name, shape, range: start..end }
+            let piece = Piece::new(name, &shape, end);
+            end = piece.range.end;
+            piece
         });
-        self.params.push(Param { name, shape, pieces: pieces.collect(), fused: None, shard, decay, init });
+        self.params.push(Param::new(name, &shape, pieces.collect(), shard, init));
     }
 
     fn single(&mut self, name: &str, shape: &[usize], shard: Shard, init: Init) {
@@ -101,8 +101,8 @@ impl List {
         self.single(name, shape, shard, self.normal);
     }
 
-    fn norm(&mut self, name: &str, size: usize) {
-        self.single(name, &[size], Shard::Replicated, Init::Ones);
+    fn norm(&mut self, name: &str, size: usize, shard: Shard) {
+        self.single(name, &[size], shard, Init::Ones);
     }
 
     /// The bias of a row-parallel product: added once, after the sum over ranks.
@@ -110,18 +110,21 @@ impl List {
         self.single(name, &[size], Shard::Replicated, Init::Zeros);
     }
 
-    /// Several column-parallel matrices (or, without `cols`, biases) stacked by rows.
-    fn fused_rows(&mut self, name: &str, at: &str, rows: &[(&str, usize)], cols: Option<usize>) {
+    /// Several column-parallel matrices (or, without `cols`, biases) stacked by rows, divided between heads where there are any.
+    fn fused_rows(&mut self, name: &str, at: &str, rows: &[(&str, usize)], cols: Option<usize>, heads: Option<&[usize]>) {
         let (suffix, init) = if cols.is_some() { ("weight", self.normal) } else { ("bias", Init::Zeros) };
         let shape = |n: usize| std::iter::once(n).chain(cols).collect::<Vec<_>>();
         let parts = rows.iter().map(|(proj, n)| (format!("{at}.{proj}.{suffix}"), shape(*n))).collect();
         let total = rows.iter().map(|(_, n)| n).sum();
         self.push(name.into(), shape(total), parts, Shard::TensorRows, init);
+        if let (Some(param), Some(heads)) = (self.params.last_mut(), heads) {
+            param.pieces.iter_mut().zip(heads).for_each(|(piece, heads)| piece.units = *heads);
+        }
     }
 
     /// Experts stacked on dim 0; the fused spelling on disk is the name and shape in memory.
     fn stacked(&mut self, name: String, shape: Vec<usize>, parts: Vec<(String, Vec<usize>)>, shard: Shard) {
-        let fused = Piece { name: name.clone(), shape: shape.clone(), range: 0..shape.iter().product() };
+        let fused = Piece::new(name.clone(), &shape, 0);
         self.push(name, shape, parts, shard, self.normal);
         if let Some(param) = self.params.last_mut() {
             param.fused = Some(fused);
@@ -150,7 +153,7 @@ impl Names {
     pub fn new(params: &[Param]) -> Names {
         let mut places = HashMap::new();
         for (i, param) in params.iter().enumerate() {
-            let whole = Piece { name: param.name.clone(), shape: param.shape.clone(), range: 0..param.numel() };
+            let whole = Piece::new(param.name.clone(), &param.shape, 0);
             for piece in param.pieces.iter().chain(&param.fused).chain([&whole]) {
                 let place = Place { id: ParamId(i), range: piece.range.clone(), shape: piece.shape.clone() };
                 places.insert(piece.name.clone(), place);

@@ -9,6 +9,9 @@ pub enum Error {
     /// An operation of the backend failed.
     #[error(transparent)]
     Tensor(#[from] temper_tensor::Error),
+    /// Ranks could not exchange what a layer needs.
+    #[error(transparent)]
+    Comm(#[from] temper_comm::Error),
     /// A parameter that a layer needs holds no tensor.
     #[error("parameter {0} has no weights: load or initialise it before running the model")]
     MissingWeights(String),

@@ -3,13 +3,16 @@
 //! The loss is computed in chunks of rows and each chunk's gradients at once, so the logits never exist whole. Rows without a
 //! target are not computed.
 //!
-//! Legend: T tokens, N rows with a target, H hidden size, V vocabulary.
+//! Divided over the tensor axis, every rank has some classes: it computes their logits for all tokens, and the ranks exchange three
+//! numbers a row ([`temper_tensor::Ops::vocab_stats`]).
+//!
+//! Legend: T tokens, N rows with a target, H hidden size, V vocabulary (this rank's part), P tensor ranks.
 
 use crate::norm::RmsNorm;
 use crate::param::ParamId;
 use crate::{Act, Cx, Grads, Labels, Result};
 use std::{ops::Range, sync::Arc};
-use temper_tensor::{Beta, Tensor, Trans, View};
+use temper_tensor::{Beta, Tensor, Trans, View, ViewMut};
 
 /// Final norm and output matrix.
 pub struct Head {
@@ -19,8 +22,8 @@ pub struct Head {
     pub weight: ParamId,
     /// H.
     pub hidden: usize,
-    /// V.
-    pub vocab: usize,
+    /// The classes of this rank, V of them.
+    pub vocab: Range<usize>,
     /// Rows whose logits exist at once. More rows need more memory and fewer passes over the gradient of the matrix.
     pub chunk_rows: usize,
 }
@@ -34,12 +37,13 @@ impl Head {
     /// Cross-entropy of every token, `[T]` in the stat dtype: minus the log-probability of its target, 0 where it has none.
     pub fn forward(&self, cx: &Cx, x: &Act) -> Result<Tensor> {
         let labels = cx.batch.labels()?;
-        let (h, _) = self.norm.forward(cx, &self.select(cx, x, labels)?)?;
+        let x = cx.whole_tokens_shared(x)?;
+        let (h, _) = self.norm.forward(cx, &self.select(cx, &x, labels)?)?;
         let mut losses = cx.alloc_stat(&[labels.len()])?;
         for rows in self.chunks(labels.len()) {
             let mut logits = self.logits(cx, h.view().slice_rows(rows.clone()))?;
             let targets = labels.targets.view().slice_rows(rows.clone());
-            cx.ops.cross_entropy(losses.view_mut().slice_rows(rows), logits.view_mut(), targets, None)?;
+            self.cross_entropy(cx, losses.view_mut().slice_rows(rows), &mut logits, targets, None)?;
         }
         self.spread_losses(cx, losses, labels)
     }
@@ -47,7 +51,8 @@ impl Head {
     /// Losses as [`Head::forward`], and `dx[T, H]` of `scale * sum_t weight_t * loss_t`. Adds the gradients of norm and matrix.
     pub fn forward_backward(&self, cx: &Cx, x: &Act, scale: f64, grads: &mut Grads) -> Result<(Tensor, Act)> {
         let labels = cx.batch.labels()?;
-        let selected = self.select(cx, x, labels)?;
+        let x = cx.whole_tokens_shared(x)?;
+        let selected = self.select(cx, &x, labels)?;
         let (h, saved) = self.norm.forward(cx, &selected)?;
         let mut losses = cx.alloc_stat(&[labels.len()])?;
         let mut dh = cx.alloc(h.shape())?;
@@ -61,7 +66,7 @@ impl Head {
             let targets = labels.targets.view().slice_rows(rows.clone());
             let weights = weights.view().slice_rows(rows.clone());
             let losses = losses.view_mut().slice_rows(rows.clone());
-            cx.ops.cross_entropy(losses, logits.view_mut(), targets, Some(weights))?;
+            self.cross_entropy(cx, losses, &mut logits, targets, Some(weights))?;
             let dlogits = logits.view();
             cx.ops.gemm(dh.view_mut().slice_rows(rows), dlogits, Trans::No, w, Trans::No, Beta::Zero)?;
             let (dw, beta) = grads.sum_into(self.weight);
@@ -70,21 +75,35 @@ impl Head {
         let (dselected, work) = self.norm.backward_input(cx, saved, dh, None)?;
         self.norm.backward_weight(cx, work, grads)?;
         let dx = self.spread(cx, dselected, labels, &[cx.batch.tokens(), self.hidden])?;
-        Ok((self.spread_losses(cx, losses, labels)?, Arc::new(dx)))
+        // Everything from the norm on is linear in what the classes of each rank gave, so one sum at the end is enough.
+        Ok((self.spread_losses(cx, losses, labels)?, Arc::new(cx.sum_parts(dx)?)))
     }
 
-    /// Logits `[N, V]` of the given rows of `x[T, H]`, or of all.
+    /// Cross-entropy of a chunk of rows; with weights, its gradient takes the logits' place.
+    fn cross_entropy(&self, cx: &Cx, losses: ViewMut, logits: &mut Tensor, targets: View, weights: Option<View>) -> Result<()> {
+        let tp = &*cx.ranks.mesh.tp;
+        if tp.size() == 1 {
+            return Ok(cx.ops.cross_entropy(losses, logits.view_mut(), targets, weights)?);
+        }
+        let rows = targets.numel();
+        let (mut own, mut all) = (cx.alloc_stat(&[rows, 3])?, cx.alloc_stat(&[tp.size(), rows, 3])?);
+        cx.ops.vocab_stats(own.view_mut(), logits.view(), targets, self.vocab.start)?;
+        tp.all_gather(all.view_mut(), own.view())?.wait()?;
+        Ok(cx.ops.cross_entropy_divided(losses, logits.view_mut(), targets, self.vocab.start, all.view(), weights)?)
+    }
+
+    /// Logits `[N, V]` of the given rows of `x[T, H]`, or of all; only this rank's classes.
     pub fn forward_logits(&self, cx: &Cx, x: &Act, rows: Option<View>) -> Result<Tensor> {
         let chosen = match rows {
-            Some(rows) => self.gather(cx, x, rows)?,
-            None => x.clone(),
+            Some(rows) => self.gather(cx, &cx.whole_tokens_shared(x)?, rows)?,
+            None => cx.whole_tokens_shared(x)?,
         };
         let (h, _) = self.norm.forward(cx, &chosen)?;
         self.logits(cx, h.view())
     }
 
     fn logits(&self, cx: &Cx, h: View) -> Result<Tensor> {
-        let mut logits = cx.alloc(&[h.rows(), self.vocab])?;
+        let mut logits = cx.alloc(&[h.rows(), self.vocab.len()])?;
         cx.ops.gemm(logits.view_mut(), h, Trans::No, cx.weights.get(self.weight)?, Trans::Yes, Beta::Zero)?;
         Ok(logits)
     }

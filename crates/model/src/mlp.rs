@@ -1,8 +1,8 @@
 //! The dense feed-forward: `y = down(silu(gate(x)) * up(x))` (SwiGLU, Shazeer 2020).
 //!
-//! Legend: T tokens, H hidden size, I intermediate size.
+//! Legend: T tokens, H hidden size, I intermediate size (this rank's part).
 
-use crate::linear::{Linear, LinearWork};
+use crate::linear::{Divided, Linear, LinearWork};
 use crate::{Act, Cx, Error, Grads, Names, Parts, Result};
 use std::sync::Arc;
 use temper_config::Arch;
@@ -51,8 +51,8 @@ impl Mlp {
         let weight = |name: &str| names.id(&format!("{at}.{name}.weight"));
         let (hidden, size) = (arch.hidden, arch.intermediate);
         Ok(Mlp {
-            gate_up: Linear { weight: weight("gate_up_proj")?, bias: bias("gate_up_proj")?, inputs: hidden, outputs: 2 * size },
-            down: Linear { weight: weight("down_proj")?, bias: bias("down_proj")?, inputs: size, outputs: hidden },
+            gate_up: Linear { weight: weight("gate_up_proj")?, bias: bias("gate_up_proj")?, inputs: hidden, outputs: 2 * size, divided: Divided::Outputs },
+            down: Linear { weight: weight("down_proj")?, bias: bias("down_proj")?, inputs: size, outputs: hidden, divided: Divided::Inputs },
         })
     }
 
@@ -82,17 +82,16 @@ impl Mlp {
     /// `dx[T, H]` from `dy[T, H]`.
     pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act) -> Result<(Tensor, Work)> {
         let Saved { x: Some(x), gate_up: Some(gate_up), act: Some(act) } = saved else { return Err(Error::Incomplete) };
-        let dact = self.down.backward_input(cx, dy.view())?;
+        let (dact, dy) = self.down.backward_input(cx, dy)?;
         let mut dgate_up = cx.alloc(gate_up.shape())?;
         cx.ops.swiglu_grad(dgate_up.view_mut(), dact.view(), gate_up.view())?;
-        let dx = self.gate_up.backward_input(cx, dgate_up.view())?;
-        let work = Work { gate_up: LinearWork { x, dy: Arc::new(dgate_up) }, down: LinearWork { x: Arc::new(act), dy: dy.clone() } };
-        Ok((dx, work))
+        let (dx, dgate_up) = self.gate_up.backward_input(cx, &Arc::new(dgate_up))?;
+        Ok((dx, Work { gate_up: LinearWork { x, dy: dgate_up }, down: LinearWork { x: Arc::new(act), dy } }))
     }
 
     /// Adds the gradients of all weights.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
-        work.down.run(&self.down, cx, grads)?;
-        work.gate_up.run(&self.gate_up, cx, grads)
+        self.down.backward_weight(cx, work.down, grads)?;
+        self.gate_up.backward_weight(cx, work.gate_up, grads)
     }
 }

@@ -1,19 +1,24 @@
 //! The feed-forward of a mixture of experts: a router sends each token to K of E experts, each a SwiGLU.
 //!
-//! Legend: T tokens, H hidden size, E experts, K experts per token, I intermediate size of an expert, S = T*K routed rows.
+//! Experts may be divided over ranks: see `dispatch`. Then every rank routes its share of the tokens and works on the rows that all
+//! ranks sent to its experts.
+//!
+//! Legend: T tokens of this rank, t its share of them, H hidden size, E experts, K experts per token, S = t*K routed rows, R rows of this
+//! rank's experts (S when they are not divided), I intermediate size of an expert (this rank's part).
 
 use crate::aux::AuxGrad;
+use crate::dispatch::Dispatch;
 use crate::param::ParamId;
 use crate::{Act, Cx, Error, Grads, Names, Parts, Result};
 use std::sync::Arc;
 use temper_config::Arch;
-use temper_tensor::{Beta, GroupedGemm, RouterGrad, Tensor, Trans};
+use temper_tensor::{Beta, GroupedGemm, RouterGrad, Tensor, Trans, View};
 
 /// The experts of one layer and their router.
 pub struct Moe {
     /// Router, [E, H].
     pub router: ParamId,
-    /// gate and up of every expert, [E, 2I, H].
+    /// gate and up of every expert here, [E, 2I, H].
     pub gate_up: ParamId,
     /// [E, H, I].
     pub down: ParamId,
@@ -38,19 +43,12 @@ pub struct Routing {
     pub weights: Tensor,
 }
 
-/// Where the routed rows lie once sorted by expert (see [`temper_tensor::Ops::moe_sort`]).
-struct Order {
-    offsets: Tensor,
-    source: Tensor,
-    place: Tensor,
-}
-
 /// What the backward pass needs; a part may be missing until [`Moe::complete`] computes it again.
 pub struct Saved {
     x: Option<Act>,
     /// How the router decided.
     pub routing: Routing,
-    order: Order,
+    dispatch: Dispatch,
     rows: Option<Tensor>,
     gate_up: Option<Tensor>,
     act: Option<Tensor>,
@@ -76,7 +74,7 @@ impl Saved {
 pub struct Work {
     x: Act,
     dlogits: Tensor,
-    offsets: Tensor,
+    dispatch: Dispatch,
     rows: Tensor,
     dgate_up: Tensor,
     act: Tensor,
@@ -102,26 +100,38 @@ impl Moe {
 
     /// `y[T, H]` from `x[T, H]`.
     pub fn forward(&self, cx: &Cx, x: Tensor) -> Result<(Tensor, Saved)> {
-        let routing = self.route(cx, &x)?;
-        let order = self.sort(cx, &routing.experts)?;
-        let rows = self.gather(cx, &x, &order)?;
-        let gate_up = self.product(cx, &rows, self.gate_up, 2 * self.size, &order)?;
+        let routing = self.route(cx, cx.own_share(x.view()))?;
+        let dispatch = Dispatch::new(cx, routing.experts.view(), self.experts)?;
+        let rows = self.gather(cx, &x, &dispatch)?;
+        let gate_up = self.product(cx, &rows, self.gate_up, 2 * self.size, &dispatch)?;
         let act = self.activate(cx, &gate_up)?;
-        let out = self.product(cx, &act, self.down, self.hidden, &order)?;
-        let mut y = cx.alloc(x.shape())?;
-        cx.ops.moe_combine(y.view_mut(), out.view(), Some(routing.weights.view()), order.place.view())?;
+        let out = self.outputs(cx, &act, &dispatch)?;
+        let mut y = cx.alloc(&[routing.weights.shape()[0], self.hidden])?;
+        cx.ops.moe_combine(y.view_mut(), out.view(), Some(routing.weights.view()), dispatch.order.place.view())?;
         let (rows, gate_up, act, out) = (Some(rows), Some(gate_up), Some(act), Some(out));
-        Ok((y, Saved { x: Some(Arc::new(x)), routing, order, rows, gate_up, act, out }))
+        Ok((cx.join_shares(y)?, Saved { x: Some(Arc::new(x)), routing, dispatch, rows, gate_up, act, out }))
     }
 
-    /// The product of every expert's rows with its matrix, [S, outputs].
-    fn product(&self, cx: &Cx, rows: &Tensor, weight: ParamId, outputs: usize, order: &Order) -> Result<Tensor> {
+    /// The rows of this rank's experts, [R, H].
+    fn gather(&self, cx: &Cx, x: &Tensor, dispatch: &Dispatch) -> Result<Tensor> {
+        let mut rows = cx.alloc(&[dispatch.order.source.numel(), self.hidden])?;
+        cx.ops.moe_gather(rows.view_mut(), cx.own_share(x.view()), dispatch.order.source.view())?;
+        dispatch.to_experts(cx, rows)
+    }
+
+    /// What the experts made of the rows of this rank's tokens, [S, H].
+    fn outputs(&self, cx: &Cx, act: &Tensor, dispatch: &Dispatch) -> Result<Tensor> {
+        dispatch.to_tokens(cx, self.product(cx, act, self.down, self.hidden, dispatch)?)
+    }
+
+    /// The product of every expert's rows with its matrix, [R, outputs].
+    fn product(&self, cx: &Cx, rows: &Tensor, weight: ParamId, outputs: usize, dispatch: &Dispatch) -> Result<Tensor> {
         let mut y = cx.alloc(&[rows.shape()[0], outputs])?;
-        cx.ops.grouped_gemm(GroupedGemm::Forward, y.view_mut(), rows.view(), cx.weights.get(weight)?, order.offsets.view())?;
+        cx.ops.grouped_gemm(GroupedGemm::Forward, y.view_mut(), rows.view(), cx.weights.get(weight)?, dispatch.offsets())?;
         Ok(y)
     }
 
-    /// silu(gate) * up, [S, I].
+    /// silu(gate) * up, [R, I].
     fn activate(&self, cx: &Cx, gate_up: &Tensor) -> Result<Tensor> {
         let mut act = cx.alloc(&[gate_up.shape()[0], self.size])?;
         cx.ops.swiglu(act.view_mut(), gate_up.view())?;
@@ -130,47 +140,55 @@ impl Moe {
 
     /// Computes what was dropped again; `x` gives the input if that was.
     pub fn complete(&self, cx: &Cx, saved: Saved, x: impl FnOnce() -> Result<Tensor>) -> Result<Saved> {
-        let Saved { x: kept, routing, order, rows, gate_up, act, out } = saved;
+        let Saved { x: kept, routing, dispatch, rows, gate_up, act, out } = saved;
         let x = kept.map_or_else(|| x().map(Arc::new), Ok)?;
-        let rows = rows.map_or_else(|| self.gather(cx, &x, &order), Ok)?;
-        let gate_up = gate_up.map_or_else(|| self.product(cx, &rows, self.gate_up, 2 * self.size, &order), Ok)?;
+        let rows = rows.map_or_else(|| self.gather(cx, &x, &dispatch), Ok)?;
+        let gate_up = gate_up.map_or_else(|| self.product(cx, &rows, self.gate_up, 2 * self.size, &dispatch), Ok)?;
         let act = act.map_or_else(|| self.activate(cx, &gate_up), Ok)?;
-        let out = out.map_or_else(|| self.product(cx, &act, self.down, self.hidden, &order), Ok)?;
-        Ok(Saved { x: Some(x), routing, order, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) })
+        let out = out.map_or_else(|| self.outputs(cx, &act, &dispatch), Ok)?;
+        Ok(Saved { x: Some(x), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) })
     }
 
     /// `dx[T, H]` from `dy[T, H]` and from the auxiliary losses.
     pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act, aux: &AuxGrad) -> Result<(Tensor, Work)> {
-        let Saved { x: Some(x), routing, order, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) } = saved else {
+        let Saved { x: Some(x), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) } = saved
+        else {
             return Err(Error::Incomplete);
         };
-        let Order { offsets, source, place } = order;
         let (w_gate_up, w_down) = (cx.weights.get(self.gate_up)?, cx.weights.get(self.down)?);
         let mut dout = cx.alloc(out.shape())?;
         let mut dweights = cx.alloc_stat(routing.weights.shape())?;
-        let (weights, source, place) = (routing.weights.view(), source.view(), place.view());
-        cx.ops.moe_combine_grad(dout.view_mut(), dweights.view_mut(), dy.view(), out.view(), weights, source, place)?;
+        let (weights, source, place) = (routing.weights.view(), dispatch.order.source.view(), dispatch.order.place.view());
+        let dy = cx.own_share(dy.view());
+        cx.ops.moe_combine_grad(dout.view_mut(), dweights.view_mut(), dy, out.view(), weights, source, place)?;
+        let dout = dispatch.to_experts(cx, dout)?;
         let mut dact = cx.alloc(act.shape())?;
-        cx.ops.grouped_gemm(GroupedGemm::InputGrad, dact.view_mut(), dout.view(), w_down, offsets.view())?;
+        cx.ops.grouped_gemm(GroupedGemm::InputGrad, dact.view_mut(), dout.view(), w_down, dispatch.offsets())?;
         let mut dgate_up = cx.alloc(gate_up.shape())?;
         cx.ops.swiglu_grad(dgate_up.view_mut(), dact.view(), gate_up.view())?;
         let mut drows = cx.alloc(rows.shape())?;
-        cx.ops.grouped_gemm(GroupedGemm::InputGrad, drows.view_mut(), dgate_up.view(), w_gate_up, offsets.view())?;
-        let mut dx = cx.alloc(x.shape())?;
+        cx.ops.grouped_gemm(GroupedGemm::InputGrad, drows.view_mut(), dgate_up.view(), w_gate_up, dispatch.offsets())?;
+        let drows = dispatch.to_tokens(cx, drows)?;
+        let mut dx = cx.alloc(dy.shape())?;
         cx.ops.moe_combine(dx.view_mut(), drows.view(), None, place)?;
         let dlogits = self.router_backward(cx, &routing, &dweights, aux)?;
         self.add_router_input_grad(cx, &mut dx, &dlogits)?;
-        Ok((dx, Work { x, dlogits, offsets, rows, dgate_up, act, dout }))
+        Ok((cx.join_shares(dx)?, Work { x, dlogits, dispatch, rows, dgate_up, act, dout }))
     }
 
     /// Adds the gradients of the router and of every expert.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
-        let Work { x, dlogits, offsets, rows, dgate_up, act, dout } = work;
+        let Work { x, dlogits, dispatch, rows, dgate_up, act, dout } = work;
         let (dw, beta) = grads.sum_into(self.down);
-        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dout.view(), act.view(), offsets.view())?;
+        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dout.view(), act.view(), dispatch.offsets())?;
         let (dw, beta) = grads.sum_into(self.gate_up);
-        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dgate_up.view(), rows.view(), offsets.view())?;
-        let x = cx.to_stat(x.view())?;
+        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dgate_up.view(), rows.view(), dispatch.offsets())?;
+        self.add_router_weight_grad(cx, cx.own_share(x.view()), &dlogits, grads)
+    }
+
+    /// `dW[E, H] += dlogits[t, E]^T . x[t, H]`, the product in the stat dtype.
+    fn add_router_weight_grad(&self, cx: &Cx, x: View, dlogits: &Tensor, grads: &mut Grads) -> Result<()> {
+        let x = cx.to_stat(x)?;
         let mut dw = grads.add_to(cx.ops, self.router)?;
         if dw.dtype() == dlogits.dtype() {
             cx.ops.gemm(dw, dlogits.view(), Trans::Yes, x.view(), Trans::No, Beta::One)?;
@@ -184,10 +202,10 @@ impl Moe {
         Ok(())
     }
 
-    /// The router's decision for `x[T, H]`, computed in the stat dtype.
-    fn route(&self, cx: &Cx, x: &Tensor) -> Result<Routing> {
-        let tokens = x.shape()[0];
-        let (x, w) = (cx.to_stat(x.view())?, cx.to_stat(cx.weights.get(self.router)?)?);
+    /// The router's decision for `x[t, H]`, computed in the stat dtype.
+    fn route(&self, cx: &Cx, x: View) -> Result<Routing> {
+        let tokens = x.rows();
+        let (x, w) = (cx.to_stat(x)?, cx.to_stat(cx.weights.get(self.router)?)?);
         let mut logits = cx.alloc_stat(&[tokens, self.experts])?;
         cx.ops.gemm(logits.view_mut(), x.view(), Trans::No, w.view(), Trans::Yes, Beta::Zero)?;
         let mut probs = cx.alloc_stat(&[tokens, self.experts])?;
@@ -197,13 +215,19 @@ impl Moe {
         Ok(Routing { logits, probs, experts, weights })
     }
 
-    /// `dlogits[T, E]` from `dweights[T, K]` and from the auxiliary losses.
+    /// `dlogits[t, E]` from `dweights[t, K]` and from the auxiliary losses; 0 for rows that are no tokens.
     fn router_backward(&self, cx: &Cx, r: &Routing, dweights: &Tensor, aux: &AuxGrad) -> Result<Tensor> {
         let mut dlogits = cx.alloc_stat(r.logits.shape())?;
-        let extra =
-            RouterGrad { balance: aux.balance.as_ref().map(|g| g.view().index(self.row)), z_coef: aux.z_coef, normalised: self.normalise };
-        let (probs, experts, weights) = (r.probs.view(), r.experts.view(), r.weights.view());
-        cx.ops.router_grad(dlogits.view_mut(), dweights.view(), probs, experts, weights, r.logits.view(), extra)?;
+        let (rows, real) = (dlogits.shape()[0], cx.real_rows());
+        // The operation takes the mean over the rows it is given; the loss is the mean over the tokens of all ranks.
+        let z_coef = aux.z_coef * real as f64 / cx.batch.all_tokens.max(1) as f64;
+        let extra = RouterGrad { balance: aux.balance.as_ref().map(|g| g.view().index(self.row)), z_coef, normalised: self.normalise };
+        let [dweights, probs, experts, weights, logits] =
+            [dweights, &r.probs, &r.experts, &r.weights, &r.logits].map(|x| x.view().slice_rows(0..real));
+        cx.ops.router_grad(dlogits.view_mut().slice_rows(0..real), dweights, probs, experts, weights, logits, extra)?;
+        if real < rows {
+            cx.ops.fill(dlogits.view_mut().slice_rows(real..rows), 0.0)?;
+        }
         Ok(dlogits)
     }
 
@@ -219,21 +243,5 @@ impl Moe {
         let mut rounded = cx.alloc(dx.shape())?;
         cx.ops.copy(rounded.view_mut(), exact.view())?;
         Ok(cx.ops.add_assign(dx.view_mut(), rounded.view())?)
-    }
-
-    /// The order of the routed rows by expert.
-    fn sort(&self, cx: &Cx, experts: &Tensor) -> Result<Order> {
-        let mut offsets = cx.alloc_index(&[self.experts + 1])?;
-        let mut source = cx.alloc_index(&[experts.numel()])?;
-        let mut place = cx.alloc_index(experts.shape())?;
-        cx.ops.moe_sort(offsets.view_mut(), source.view_mut(), place.view_mut(), experts.view())?;
-        Ok(Order { offsets, source, place })
-    }
-
-    /// `[S, H]`: the row of `x[T, H]` of each routed row.
-    fn gather(&self, cx: &Cx, x: &Tensor, order: &Order) -> Result<Tensor> {
-        let mut rows = cx.alloc(&[order.source.numel(), self.hidden])?;
-        cx.ops.moe_gather(rows.view_mut(), x.view(), order.source.view())?;
-        Ok(rows)
     }
 }

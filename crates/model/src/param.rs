@@ -11,8 +11,11 @@ pub struct ParamId(pub usize);
 /// How a parameter is divided over the ranks of a mesh axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shard {
-    /// Whole on every rank.
+    /// Whole on every rank. Its gradient comes from the tokens that the rank has: with sequence parallelism each tensor rank has a
+    /// part of the sum, without it all of it.
     Replicated,
+    /// Whole on every rank. Each tensor rank always has a part of the sum that is its gradient: from its heads, experts or vocabulary.
+    Shared,
     /// Each piece divided on its dim 0 over the tensor axis (column-parallel: output features, vocabulary rows).
     TensorRows,
     /// Divided on the last dim over the tensor axis (row-parallel: input features).
@@ -34,15 +37,74 @@ pub enum Init {
     Zeros,
 }
 
-/// A tensor as Hugging Face names it on disk, lying contiguously inside a parameter.
+/// A tensor as Hugging Face names it on disk, or the part of it that this rank holds, lying contiguously inside a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Name in the safetensors files, e.g. `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Its shape on disk.
+    /// Its whole shape on disk.
     pub shape: Vec<usize>,
-    /// Its elements within the flattened parameter.
+    /// The part held here; absent: all of it.
+    pub part: Option<Part>,
+    /// Its elements (those of the part) within the flattened parameter.
     pub range: Range<usize>,
+    /// All its elements within the flattened parameter of a model that is not divided.
+    pub whole: Range<usize>,
+    /// Dim 0 is divided between units of equal size only: heads, else single rows.
+    pub units: usize,
+    /// Neighbouring tensor ranks that hold this very part, each with a part of the sum that is its gradient.
+    pub copies: usize,
+}
+
+/// A part of a tensor on disk: some indices of one dim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The dim.
+    pub dim: usize,
+    /// Its indices.
+    pub range: Range<usize>,
+}
+
+/// Elements that follow each other both on disk and in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First element within the whole tensor on disk.
+    pub disk: usize,
+    /// First element within the flattened parameter.
+    pub memory: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl Piece {
+    /// A whole tensor that begins at element `start` of its parameter.
+    pub fn new(name: impl Into<String>, shape: &[usize], start: usize) -> Piece {
+        let range = start..start + shape.iter().product::<usize>();
+        let units = shape.first().copied().unwrap_or(1);
+        Piece { name: name.into(), shape: shape.into(), part: None, range: range.clone(), whole: range, units, copies: 1 }
+    }
+
+    /// The shape of what is held here.
+    pub fn local_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let Some(Part { dim, range }) = &self.part {
+            shape[*dim] = range.len();
+        }
+        shape
+    }
+
+    /// What is held here, as runs of elements in order.
+    pub fn runs(&self) -> impl Iterator<Item = Run> + use<> {
+        let (dim, range) = match &self.part {
+            Some(part) => (part.dim, part.range.clone()),
+            None => (0, 0..self.shape.first().copied().unwrap_or(1)),
+        };
+        let row: usize = self.shape.iter().skip(dim + 1).product();
+        let whole = self.shape.get(dim).copied().unwrap_or(1) * row;
+        let (len, memory) = (range.len() * row, self.range.start);
+        let count = if len == 0 { 0 } else { self.range.len() / len };
+        (0..count).map(move |i| Run { disk: i * whole + range.start * row, memory: memory + i * len, len })
+    }
 }
 
 /// Declaration of a parameter.
@@ -54,6 +116,8 @@ pub struct Param {
     pub shape: Vec<usize>,
     /// What it consists of on disk, in order and without gaps.
     pub pieces: Vec<Piece>,
+    /// This rank counts it in norms over the whole model: of several ranks that hold the same, one does.
+    pub counted: bool,
     /// Another spelling on disk that holds several pieces at once (fused experts, transformers 5), tried when a piece is missing.
     pub fused: Option<Piece>,
     /// Division over ranks.
@@ -65,6 +129,12 @@ pub struct Param {
 }
 
 impl Param {
+    /// A whole parameter of consecutive pieces.
+    pub fn new(name: impl Into<String>, shape: &[usize], pieces: Vec<Piece>, shard: Shard, init: Init) -> Param {
+        let decay = pieces.iter().any(|p| p.shape.len() >= 2);
+        Param { name: name.into(), shape: shape.into(), pieces, counted: true, fused: None, shard, decay, init }
+    }
+
     /// Number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()

@@ -89,9 +89,11 @@ fn draw(param: &Param, seed: u64) -> Vec<f32> {
     let mut rest = host.as_mut_slice();
     let mut jobs = Vec::new();
     for piece in &param.pieces {
-        let (own, tail) = std::mem::take(&mut rest).split_at_mut(piece.range.len());
-        jobs.extend(own.chunks_mut(CHUNK).enumerate().map(|(i, out)| (piece, (i * CHUNK) as u64, out)));
-        rest = tail;
+        for run in piece.runs() {
+            let (own, tail) = std::mem::take(&mut rest).split_at_mut(run.len);
+            jobs.extend(own.chunks_mut(CHUNK).enumerate().map(|(i, out)| (piece, (run.disk + i * CHUNK) as u64, out)));
+            rest = tail;
+        }
     }
     let threads = if jobs.len() < 4 { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
     let queue = std::sync::Mutex::new(jobs);

@@ -85,7 +85,7 @@ impl Weight {
     fn local(&self, layout: &Layout, account: Account) -> u64 {
         let tp = layout.tp;
         let elements = match self.shard {
-            Shard::Replicated => self.rows * self.last,
+            Shard::Replicated | Shard::Shared => self.rows * self.last,
             Shard::TensorCols => self.rows * self.last.div_ceil(tp),
             Shard::TensorRows => self.blocks.iter().map(|b| b.rows.div_ceil(divisor(b, tp, account)) * b.cols).sum(),
             Shard::ExpertRows | Shard::ExpertCols => {

@@ -68,6 +68,17 @@ pub struct PackedSeqs<'a> {
     pub cu: View<'a>,
     /// Length of the longest sequence, which the host knows: plans are chosen by it.
     pub longest: usize,
+    /// The keys and values of each sequence where they are more than its queries; absent: they are those of the same tokens.
+    pub keys: Option<PackedKeys<'a>>,
+}
+
+/// Keys of sequences whose queries are only their last tokens: the last query stands at the last key.
+#[derive(Clone, Copy)]
+pub struct PackedKeys<'a> {
+    /// First row of each sequence in k and v and the end of the last, I32 [B+1], rising from 0 to their rows.
+    pub cu: View<'a>,
+    /// Keys of the sequence that has most.
+    pub longest: usize,
 }
 
 /// Where the tokens of a step of generation sit in a paged KV cache.
@@ -239,10 +250,10 @@ pub trait Ops: Send + Sync {
 
     // ---- attention ----
 
-    /// Causal attention within each sequence of the packed batch. `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
+    /// Causal attention within each sequence of the packed batch (k and v have S rows, T unless `seqs.keys` is given). `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
     /// softmax denominator of the scaled scores) overwritten. Query head h reads key head h / (Nq/Nk).
     fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()>;
-    /// Overwrites `dq[T, Nq, D]`, `dk[T, Nk, D]`, `dv[T, Nk, D]`.
+    /// Overwrites `dq[T, Nq, D]`, `dk[S, Nk, D]`, `dv[S, Nk, D]`.
     fn attention_grad(
         &self,
         dq: ViewMut,
@@ -316,6 +327,20 @@ pub trait Ops: Send + Sync {
     /// Cross-entropy of `logits[N, V]`: `losses[n] = logsumexp(logits[n]) - logits[n, targets[n]]` (stat dtype, overwritten; 0 where the
     /// target is -100). With `grad`, `logits` is replaced by `grad_weights[n] * (softmax - onehot)`, which is 0 where the target is -100.
     fn cross_entropy(&self, losses: ViewMut, logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()>;
+
+    /// Of a vocabulary divided over ranks, this rank's classes being `first..first + V`: `stats[N, 3]` (stat dtype, overwritten) of
+    /// `logits[N, V]`: the largest, the sum of exp(logit - largest), and the target's logit (0 where another rank has it).
+    fn vocab_stats(&self, stats: ViewMut, logits: View, targets: View, first: usize) -> Result<()>;
+    /// As [`Ops::cross_entropy`] of this rank's classes, from the [`Ops::vocab_stats`] of all P ranks, `stats[P, N, 3]`.
+    fn cross_entropy_divided(
+        &self,
+        losses: ViewMut,
+        logits: ViewMut,
+        targets: View,
+        first: usize,
+        stats: View,
+        grad_weights: Option<View>,
+    ) -> Result<()>;
 
     // ---- optimizer ----
 

@@ -30,19 +30,11 @@ pub fn shared(sub: &str) -> Option<PathBuf> {
 pub fn param(name: &str, shape: &[usize], pieces: &[(&str, &[usize])]) -> Param {
     let mut end = 0;
     let pieces = pieces.iter().map(|(name, shape)| {
-        let start = end;
-        end += shape.iter().product::<usize>();
-        Piece { name: name.to_string(), shape: shape.to_vec(), range: start..end }
+        let piece = Piece::new(*name, shape, end);
+        end = piece.range.end;
+        piece
     });
-    Param {
-        name: name.into(),
-        shape: shape.into(),
-        pieces: pieces.collect(),
-        fused: None,
-        shard: Shard::Replicated,
-        decay: shape.len() > 1,
-        init: Init::Normal(0.1),
-    }
+    Param::new(name, shape, pieces.collect(), Shard::Replicated, Init::Normal(0.1))
 }
 
 /// Six parameters with the shapes of one small decoder layer, q, k and v in one matrix.
@@ -66,7 +58,7 @@ pub fn experts() -> Vec<Param> {
     let names: Vec<String> = (0..3).flat_map(|e| ["gate_proj", "up_proj"].map(|p| format!("{at}.{e}.{p}.weight"))).collect();
     let pieces: Vec<(&str, &[usize])> = names.iter().map(|n| (n.as_str(), &[2usize, 5][..])).collect();
     let mut p = param(&format!("{at}.gate_up_proj"), &[3, 4, 5], &pieces);
-    p.fused = Some(Piece { name: p.name.clone(), shape: p.shape.clone(), range: 0..60 });
+    p.fused = Some(Piece::new(p.name.clone(), &p.shape, 0));
     vec![p]
 }
 

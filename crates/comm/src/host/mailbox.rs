@@ -20,7 +20,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-
     pub fn name(self) -> &'static str {
         match self {
             Kind::AllReduce => "all_reduce",
@@ -48,9 +47,12 @@ pub(crate) enum Nothing {
     Gone(String),
 }
 
+type Queue = VecDeque<(Header, Vec<u8>)>;
+
 #[derive(Default)]
 struct State {
-    queues: HashMap<(usize, u64), VecDeque<(Header, Vec<u8>)>>,
+    /// By sender and group.
+    queues: HashMap<(usize, u64), Queue>,
     gone: HashMap<usize, String>,
 }
 

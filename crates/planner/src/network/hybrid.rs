@@ -190,8 +190,10 @@ fn double_first_piece(param: &mut Param) {
         *rows *= 2;
     }
     first.range.end += extra;
+    first.whole = first.range.clone();
     for piece in param.pieces.iter_mut().skip(1) {
         piece.range = piece.range.start + extra..piece.range.end + extra;
+        piece.whole = piece.range.clone();
     }
     let rows: usize = param.pieces.iter().filter_map(|p| p.shape.first()).sum();
     if let Some(first) = param.shape.first_mut() {
@@ -201,9 +203,9 @@ fn double_first_piece(param: &mut Param) {
 
 /// One tensor.
 pub(super) fn param(name: &str, shape: &[usize], shard: Shard) -> Param {
-    let piece = Piece { name: name.into(), shape: shape.into(), range: 0..shape.iter().product() };
+    let piece = Piece::new(name, shape, 0);
     let init = if shape.len() >= 2 { Init::Normal(0.02) } else { Init::Ones };
-    Param { name: name.into(), shape: shape.into(), pieces: vec![piece], fused: None, shard, decay: shape.len() >= 2, init }
+    Param::new(name, shape, vec![piece], shard, init)
 }
 
 /// Blocks of rows, each divided over the tensor axis on its own.
@@ -212,9 +214,9 @@ pub(super) fn rows_param(name: &str, blocks: &[usize], cols: Option<usize>) -> P
     let mut whole = param(name, &shape(blocks.iter().sum()), Shard::TensorRows);
     let mut end = 0;
     let piece = |n: &usize| {
-        let start = end;
-        end += n * cols.unwrap_or(1);
-        Piece { name: name.into(), shape: shape(*n), range: start..end }
+        let piece = Piece::new(name, &shape(*n), end);
+        end = piece.range.end;
+        piece
     };
     whole.pieces = blocks.iter().map(piece).collect();
     whole

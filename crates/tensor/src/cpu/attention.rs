@@ -3,7 +3,7 @@
 //! One task owns the output of one block of queries, for all heads. The queries of the G heads that share a key head
 //! are stacked, so that one product serves them all; the softmax is rescaled as keys go by (Dao et al. 2022).
 //!
-//! Legend: T tokens, Nq query heads, Nk key/value heads, G = Nq / Nk, D head size, R stacked rows = queries * G.
+//! Legend: T queries, S keys (the same tokens unless others' keys are read), Nq query heads, Nk key/value heads, G = Nq / Nk, D head size, R stacked rows = queries * G.
 
 use super::{
     Cpu,
@@ -12,7 +12,7 @@ use super::{
     matmul::{Mat, MatMut, product},
     tasks::split_lengths,
 };
-use crate::{Beta, Result, View, ViewMut};
+use crate::{Beta, PackedSeqs, Result, View, ViewMut};
 use std::ops::Range;
 
 /// Queries of one task.
@@ -32,13 +32,13 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// Checks q [T, Nq, D] against k [T, Nk, D]; also returns T.
-    pub fn of(op: Op, q: &[usize], k: &[usize]) -> Result<(usize, Heads)> {
+    /// Checks q [T, Nq, D] against k [S, Nk, D]; also returns T and S.
+    pub fn of(op: Op, q: &[usize], k: &[usize]) -> Result<(usize, usize, Heads)> {
         let [t, nq, d] = op.dims("q", q)?;
-        let [_, nk, _] = op.dims("k", k)?;
-        op.shape("k", k, &[t, nk, d])?;
+        let [s, nk, _] = op.dims("k", k)?;
+        op.shape("k", k, &[s, nk, d])?;
         op.require(nk > 0 && nq.is_multiple_of(nk), "q", q, "a multiple of the key heads as query heads")?;
-        Ok((t, Heads { nq, nk, d }))
+        Ok((t, s, Heads { nq, nk, d }))
     }
 
     /// Query heads per key head.
@@ -47,26 +47,69 @@ impl Heads {
     }
 }
 
-/// A run of tokens of the sequence `seq`.
+/// The queries and keys of one sequence. The last query stands at the last key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sequence {
+    /// Rows of q.
+    pub queries: Range<usize>,
+    /// Rows of k and v.
+    pub keys: Range<usize>,
+}
+
+impl Sequence {
+    /// The row of k at which the query of row `t` of q stands.
+    #[inline(always)]
+    pub fn key_of(&self, t: usize) -> usize {
+        self.keys.end - (self.queries.end - t)
+    }
+}
+
+/// The sequences of a batch of `t` queries and `s` keys, checked.
+pub(super) fn sequences(op: Op, seqs: PackedSeqs, t: usize, s: usize) -> Result<Vec<Sequence>> {
+    let [b1] = op.dims("cu_seqlens", seqs.cu.shape())?;
+    let queries = op.read::<i32>("cu_seqlens", seqs.cu, &[b1])?;
+    op.bounds("cu_seqlens", queries, t)?;
+    let keys = match seqs.keys {
+        Some(keys) => op.read::<i32>("cu_seqlens of the keys", keys.cu, &[b1])?,
+        None => queries,
+    };
+    op.bounds("cu_seqlens of the keys", keys, s)?;
+    let range = |cu: &[i32]| cu[0] as usize..cu[1] as usize;
+    let all: Vec<Sequence> =
+        queries.windows(2).zip(keys.windows(2)).map(|(q, k)| Sequence { queries: range(q), keys: range(k) }).collect();
+    let fits = all.iter().all(|s| s.keys.len() >= s.queries.len());
+    op.require(fits, "cu_seqlens of the keys", &[b1], "at least as many keys as queries in each sequence")?;
+    Ok(all)
+}
+
+/// A run of queries of a sequence.
 #[derive(Clone)]
 pub(super) struct Block {
     /// The whole sequence.
-    pub seq: Range<usize>,
-    /// The tokens of this block.
+    pub seq: Sequence,
+    /// The queries of this block.
     pub tokens: Range<usize>,
 }
 
-/// Cuts every sequence into blocks of `size` tokens, in order.
-pub(super) fn blocks(cu_seqlens: &[i32], size: usize) -> Vec<Block> {
-    let sequences = cu_seqlens.windows(2).map(|w| w[0] as usize..w[1] as usize);
-    sequences
-        .flat_map(|seq| seq.clone().step_by(size).map(move |first| Block { seq: seq.clone(), tokens: first..(first + size).min(seq.end) }))
-        .collect()
+impl Block {
+    /// The keys that the last query of the block sees.
+    pub fn keys(&self) -> Range<usize> {
+        self.seq.keys.start..self.seq.key_of(self.tokens.end)
+    }
+}
+
+/// Cuts every sequence into blocks of `size` queries, in order.
+pub(super) fn blocks(sequences: Vec<Sequence>, size: usize) -> Vec<Block> {
+    let cut = |seq: Sequence| {
+        let queries = seq.queries.clone();
+        queries.clone().step_by(size).map(move |first| Block { seq: seq.clone(), tokens: first..(first + size).min(queries.end) })
+    };
+    sequences.into_iter().flat_map(cut).collect()
 }
 
 /// The cost of attention in multiply-adds, to judge whether threads pay.
 pub(super) fn cost(blocks: &[Block], heads: Heads) -> usize {
-    blocks.iter().map(|b| b.tokens.len() * (b.tokens.end - b.seq.start)).sum::<usize>() * heads.nq * heads.d
+    blocks.iter().map(|b| b.tokens.len() * b.keys().len()).sum::<usize>() * heads.nq * heads.d
 }
 
 /// Stacks the rows of the query heads of key head `g`, times `factor`: `out[(t, j), D] = x[t, g*G + j, D]`.
@@ -86,7 +129,7 @@ pub(super) fn head_rows<T: Float>(x: &[T], tokens: Range<usize>, heads: usize, h
     Mat::strided(&x[(tokens.start * heads + head) * d..], tokens.len(), d, heads * d)
 }
 
-/// Keys of `keys` that query `t` sees.
+/// Keys of `keys` that a query sees which stands at key `t`.
 #[inline(always)]
 pub(super) fn visible(t: usize, keys: &Range<usize>) -> usize {
     (t + 1).clamp(keys.start, keys.end) - keys.start
@@ -100,19 +143,17 @@ pub(super) fn attention<T: Float>(
     q: View,
     k: View,
     v: View,
-    cu_seqlens: View,
+    seqs: PackedSeqs,
     scale: f64,
 ) -> Result<()> {
     let op = Op("attention");
-    let (t, heads) = Heads::of(op, q.shape(), k.shape())?;
+    let (t, s, heads) = Heads::of(op, q.shape(), k.shape())?;
     let Heads { nq, nk, d } = heads;
-    let [b1] = op.dims("cu_seqlens", cu_seqlens.shape())?;
-    let cu_seqlens = op.read::<i32>("cu_seqlens", cu_seqlens, &[b1])?;
-    op.bounds("cu_seqlens", cu_seqlens, t)?;
+    let sequences = sequences(op, seqs, t, s)?;
     let q = op.read::<T>("q", q, &[t, nq, d])?;
-    let (k, v) = (op.read::<T>("k", k, &[t, nk, d])?, op.read::<T>("v", v, &[t, nk, d])?);
+    let (k, v) = (op.read::<T>("k", k, &[s, nk, d])?, op.read::<T>("v", v, &[s, nk, d])?);
     let (o, lse) = (op.write::<T>("o", o, &[t, nq, d])?, op.write::<T>("lse", lse, &[t, nq])?);
-    let blocks = blocks(cu_seqlens, QUERY_BLOCK);
+    let blocks = blocks(sequences, QUERY_BLOCK);
     let outs = split_lengths(o, blocks.iter().map(|b| b.tokens.len() * nq * d));
     let lses = split_lengths(lse, blocks.iter().map(|b| b.tokens.len() * nq));
     cpu.each(
@@ -139,13 +180,13 @@ fn forward_block<T: Float>(o: &mut [T], lse: &mut [T], [q, k, v]: [&[T]; 3], blo
     let mut top = vec![T::NEG_INFINITY; rows];
     let mut mass = vec![T::ZERO; rows];
     stack(&mut queries, q, tokens.clone(), heads, g, scale);
-    for first in (block.seq.start..tokens.end).step_by(KEY_BLOCK) {
-        let keys = first..(first + KEY_BLOCK).min(tokens.end);
+    for first in block.keys().step_by(KEY_BLOCK) {
+        let keys = first..(first + KEY_BLOCK).min(block.keys().end);
         let n = keys.len();
         let scores = &mut scores[..rows * n];
         product(MatMut::new(scores, rows, n), Mat::new(&queries, rows, d), head_rows(k, keys.clone(), heads.nk, g, d).t(), Beta::Zero);
         for (r, row) in scores.chunks_mut(n).enumerate() {
-            let (seen, hidden) = row.split_at_mut(visible(tokens.start + r / group, &keys));
+            let (seen, hidden) = row.split_at_mut(visible(block.seq.key_of(tokens.start + r / group), &keys));
             hidden.fill(T::ZERO);
             let new_top = top[r].larger(float::max(seen));
             if seen.is_empty() {

@@ -196,7 +196,7 @@ impl Ops for Cpu {
     }
 
     fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()> {
-        typed!("attention", "q", q.dtype(), T => attention::attention::<T>(self, o, lse, q, k, v, seqs.cu, scale))
+        typed!("attention", "q", q.dtype(), T => attention::attention::<T>(self, o, lse, q, k, v, seqs, scale))
     }
     fn attention_grad(
         &self,
@@ -213,7 +213,7 @@ impl Ops for Cpu {
         scale: f64,
     ) -> Result<()> {
         typed!("attention_grad", "q", q.dtype(), T =>
-            attention_grad::attention_grad::<T>(self, [dq, dk, dv], [dout, o, lse], [q, k, v], seqs.cu, scale))
+            attention_grad::attention_grad::<T>(self, [dq, dk, dv], [dout, o, lse], [q, k, v], seqs, scale))
     }
     fn kv_cache_write(&self, cache_k: ViewMut, cache_v: ViewMut, k: View, v: View, slots: View) -> Result<()> {
         typed!("kv_cache_write", "k", k.dtype(), T => paged::kv_cache_write::<T>(cache_k, cache_v, k, v, slots))
@@ -288,6 +288,22 @@ impl Ops for Cpu {
 
     fn cross_entropy(&self, losses: ViewMut, logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()> {
         typed!("cross_entropy", "logits", logits.dtype(), T => loss::cross_entropy::<T>(self, losses, logits, targets, grad_weights))
+    }
+
+    fn vocab_stats(&self, stats: ViewMut, logits: View, targets: View, first: usize) -> Result<()> {
+        typed!("vocab_stats", "logits", logits.dtype(), T => loss::vocab_stats::<T>(self, stats, logits, targets, first))
+    }
+    fn cross_entropy_divided(
+        &self,
+        losses: ViewMut,
+        logits: ViewMut,
+        targets: View,
+        first: usize,
+        stats: View,
+        grad_weights: Option<View>,
+    ) -> Result<()> {
+        typed!("cross_entropy_divided", "logits", logits.dtype(), T =>
+            loss::cross_entropy_divided::<T>(self, losses, logits, targets, first, stats, grad_weights))
     }
 
     fn sum_squares(&self, out: ViewMut, x: View) -> Result<()> {

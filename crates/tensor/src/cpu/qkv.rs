@@ -17,7 +17,7 @@ use crate::{Result, RopeTable, View, ViewMut};
 
 /// Checks q [T, Nq, D] against k [T, Nk, D]; gives T, the heads, and the width of a row of qkv.
 fn sizes(op: Op, q: &[usize], k: &[usize]) -> Result<(usize, Heads, usize)> {
-    let (t, heads) = Heads::of(op, q, k)?;
+    let (t, _, heads) = Heads::of(op, q, k)?;
     op.require(heads.d.is_multiple_of(2), "q", q, "an even head size")?;
     Ok((t, heads, (heads.nq + 2 * heads.nk) * heads.d))
 }

@@ -263,6 +263,24 @@ impl Ops for Traced {
         self.run(call, |o| o.cross_entropy(losses.reborrow(), logits.reborrow(), targets, grad_weights))
     }
 
+    fn vocab_stats(&self, mut stats: ViewMut, logits: View, targets: View, first: usize) -> Result<()> {
+        let call = call("vocab_stats", logits).read(logits).read(targets).write(&stats);
+        self.run(call, |o| o.vocab_stats(stats.reborrow(), logits, targets, first))
+    }
+    fn cross_entropy_divided(
+        &self,
+        mut losses: ViewMut,
+        mut logits: ViewMut,
+        targets: View,
+        first: usize,
+        stats: View,
+        grad_weights: Option<View>,
+    ) -> Result<()> {
+        let call = call("cross_entropy_divided", logits.as_view()).read(targets).read(stats).read_some(grad_weights).write(&losses);
+        let call = if grad_weights.is_some() { call.form("and grad").update(&logits) } else { call.read(logits.as_view()) };
+        self.run(call, |o| o.cross_entropy_divided(losses.reborrow(), logits.reborrow(), targets, first, stats, grad_weights))
+    }
+
     fn sum_squares(&self, mut out: ViewMut, x: View) -> Result<()> {
         self.run(call("sum_squares", x).read(x).update(&out), |o| o.sum_squares(out.reborrow(), x))
     }

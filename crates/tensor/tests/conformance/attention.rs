@@ -40,7 +40,7 @@ fn bounds(lengths: &[usize]) -> Vec<usize> {
 }
 
 fn packed<'a>(cu: &'a Tensor, lengths: &[usize]) -> PackedSeqs<'a> {
-    PackedSeqs { cu: cu.view(), longest: lengths.iter().copied().max().unwrap_or(0) }
+    PackedSeqs { cu: cu.view(), longest: lengths.iter().copied().max().unwrap_or(0), keys: None }
 }
 
 pub fn forward(b: &mut Bench, lengths: &'static [usize], nq: usize, nk: usize, d: usize) {
