@@ -127,7 +127,8 @@ pub fn check_interleaving(stages: usize, chunks: usize, micro_batches: usize) ->
 }
 
 /// The most passes, each of one micro-batch through one chunk, whose activations a stage holds at once: from the beginning of
-/// a forward pass to the end of its backward pass. The forward passes that it runs ahead, and the one that comes with the first backward pass.
+/// a forward pass to the end of its backward pass. They are the forward passes that it runs ahead, and the one that comes with
+/// the first backward pass. Costs nothing: the search over layouts asks often.
 pub fn in_flight(stage: usize, stages: usize, chunks: usize, micro_batches: usize) -> usize {
     let ahead = warm_up(stage, stages, chunks, micro_batches);
     ahead.saturating_add(1).min(chunks.saturating_mul(micro_batches))

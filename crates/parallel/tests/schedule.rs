@@ -83,7 +83,8 @@ fn text(steps: &[Step]) -> String {
     steps.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// Figure 4 of Narayanan et al. 2021, both halves: four stages, eight micro-batches, two chunks (the second with a prime), first and last device.
+/// Figure 4 of Narayanan et al. 2021, both halves: four stages, eight micro-batches, one chunk and two (the second with a
+/// prime), first and last device.
 #[test]
 fn the_published_figures() {
     let of = |stage, chunks| text(&schedule(stage, 4, chunks, 8).unwrap());
