@@ -1,0 +1,21 @@
+//! What ranks say to each other.
+//!
+//! Owns: [`Comm`], the collectives of one process group; [`World`], which makes groups; [`Mesh`], the groups of a layout; the
+//! transports between host memories (threads of one process, TCP).
+//!
+//! Must not know: what a group is for.
+//!
+//! A rule for all of them: every rank of a group calls the same operations in the same order. On host memory this is checked, and
+//! a rank that strays, ends or stays silent gives an error on the others that names it.
+
+mod comm;
+mod error;
+mod host;
+mod mesh;
+mod solo;
+
+pub use comm::{Comm, Pending, Reduce, World};
+pub use error::{Error, Result};
+pub use host::{HostWorld, threads};
+pub use mesh::{Axes, Mesh};
+pub use solo::Solo;
