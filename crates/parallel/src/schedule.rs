@@ -6,14 +6,14 @@
 //! `megatron/core/pipeline_parallel/schedules.py` (`get_pp_rank_microbatches`, `get_schedule_table`).
 //!
 //! # What a transport must do
-//! The messages from one stage to another in one direction (activations forward, gradients backward) are received in the
-//! order in which they are sent, so each (from, to, direction) is a queue and needs no tags. With two stages and several chunks the same
-//! pair of ranks carries both directions both ways: four queues, not two.
+//! The messages from one stage to another are received in the order in which they are sent, so nothing needs tags. Best is a
+//! queue for each (from, to, direction): activations forward, gradients backward. Two stages of several chunks send both the same way;
+//! one queue for both keeps the order too, but needs room for one message more.
 //!
 //! A send may not hold up its stage until the receiver takes the message: with receives posted when their step comes, two
 //! neighbours would each wait for the other. What is enough (`tests/schedule.rs`):
 //! - for every schedule: a stage waits for the *previous* send on a queue before its next there, so one message a queue is
-//!   under way. Each queue then moves by itself: with NCCL, a communicator and a stream of its own;
+//!   under way (two where the directions share it). Each queue then moves by itself: with NCCL, a communicator and a stream of its own;
 //! - for 1F1B alone: the send of a step and the receive of the next are posted together and awaited together (Megatron's
 //!   `send_forward_recv_backward`). Interleaved schedules deadlock so: two stages each send a gradient that the other takes
 //!   only after its next forward pass.

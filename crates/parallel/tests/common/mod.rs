@@ -9,6 +9,8 @@ pub struct Pipeline {
     pub stages: usize,
     pub chunks: usize,
     pub micro_batches: usize,
+    /// Activations and gradients from one stage to another share a queue.
+    pub shared_queues: bool,
 }
 
 /// When a stage may go on after a step whose output somebody takes.
@@ -31,8 +33,9 @@ pub struct Outcome {
     pub end: usize,
 }
 
-type Queue = (usize, usize, bool); // from, to, is it a gradient
+type Queue = (usize, usize, bool); // from, to, is it a gradient (false where queues are shared)
 type Message = (usize, usize); // micro-batch, global chunk that produced it
+type Queues = BTreeMap<Queue, VecDeque<((Message, bool), usize)>>; // with "is it a gradient" and the time of sending
 
 struct Stage {
     steps: Vec<Step>,
@@ -46,6 +49,10 @@ struct Stage {
 }
 
 impl Pipeline {
+    pub fn new(stages: usize, chunks: usize, micro_batches: usize) -> Pipeline {
+        Pipeline { stages, chunks, micro_batches, shared_queues: false }
+    }
+
     /// The real schedules of all stages.
     pub fn schedules(self) -> Vec<Vec<Step>> {
         (0..self.stages).map(|stage| schedule(stage, self.stages, self.chunks, self.micro_batches).unwrap()).collect()
@@ -64,7 +71,7 @@ impl Pipeline {
     pub fn simulate(self, schedules: Vec<Vec<Step>>, sends: Sends, cost: (usize, usize)) -> Result<Outcome, String> {
         let new = |steps| Stage { steps, at: 0, input: None, sending: None, clock: 0, alive: Vec::new() };
         let mut all: Vec<Stage> = schedules.into_iter().map(new).collect();
-        let mut queues: BTreeMap<Queue, VecDeque<(Message, usize)>> = BTreeMap::new();
+        let mut queues: Queues = BTreeMap::new();
         let mut outcome = Outcome { most_alive: vec![0; self.stages], end: 0 };
         let mut moved = true;
         while std::mem::take(&mut moved) {
@@ -86,14 +93,7 @@ impl Pipeline {
     }
 
     /// One move of a stage: a send that is done, an input taken, or a step.
-    fn advance(
-        self,
-        index: usize,
-        stage: &mut Stage,
-        queues: &mut BTreeMap<Queue, VecDeque<(Message, usize)>>,
-        sends: Sends,
-        cost: (usize, usize),
-    ) -> Result<bool, String> {
+    fn advance(self, index: usize, stage: &mut Stage, queues: &mut Queues, sends: Sends, cost: (usize, usize)) -> Result<bool, String> {
         let room = match sends {
             Sends::Buffered => usize::MAX,
             Sends::AtMost(room) => room,
@@ -113,8 +113,8 @@ impl Pipeline {
                 return Ok(true);
             };
             let producer = if gradient { global + 1 } else { global - 1 };
-            if let Some((message, time)) = queues.entry((source, index, gradient)).or_default().pop_front() {
-                if message != (micro, producer) {
+            if let Some((message, time)) = queues.entry((source, index, gradient && !self.shared_queues)).or_default().pop_front() {
+                if message != ((micro, producer), gradient) {
                     return Err(format!(
                         "stage {index} wants micro-batch and chunk {:?} of {source} and is sent {message:?}",
                         (micro, producer)
@@ -133,8 +133,8 @@ impl Pipeline {
             stage.alive.push((micro, global));
         }
         if let Some(target) = step.target(index, self.stages, self.chunks) {
-            let queue = (index, target, gradient);
-            queues.entry(queue).or_default().push_back(((micro, global), stage.clock));
+            let queue = (index, target, gradient && !self.shared_queues);
+            queues.entry(queue).or_default().push_back((((micro, global), gradient), stage.clock));
             stage.sending = Some(queue);
         }
         stage.at += 1;
