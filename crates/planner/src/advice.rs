@@ -4,7 +4,7 @@ use crate::layout::{Axis, Layout, Recompute};
 use crate::memory::{Dims, Purpose};
 use crate::plan::Plan;
 use crate::search::Candidate;
-use crate::stages::stages;
+use crate::stages::Stage;
 use crate::time::{Op, StepTime, axis_name};
 use serde::Serialize;
 
@@ -114,7 +114,7 @@ impl List {
             return self.add(found, "etp=1 shards better: take a larger ep instead.");
         }
         let space = plan.run.space();
-        let other = space.candidate(&whole, &stages(&plan.run.network, &whole));
+        let other = space.candidate(&whole, &same_stages(plan));
         let dims = |l: &Layout| Dims::new(&plan.run.network, &plan.run.job, l).routed;
         found += &format!(": {:.0} rows instead of {:.0}", dims(l), dims(&whole));
         let remedy = format!(
@@ -163,7 +163,7 @@ impl List {
         let l = &plan.layout;
         if l.recompute != Recompute::None && plan.run.wish.recompute.is_some() {
             let lean = Layout { recompute: Recompute::None, ..l.clone() };
-            let other = plan.run.space().candidate(&lean, &stages(&plan.run.network, &lean));
+            let other = plan.run.space().candidate(&lean, &same_stages(plan));
             if other.skewed <= plan.limit() {
                 let found = format!("recomputation is not needed: without it the peak is {} GB", gb(other.peak));
                 let gain = 100.0 * (other.time.tokens_per_s_per_gpu / plan.time.tokens_per_s_per_gpu - 1.0);
@@ -236,4 +236,9 @@ pub(crate) fn seconds(s: f64) -> String {
         s if s >= 1.0 => format!("{s:.2} s"),
         s => format!("{:.1} ms", s * 1e3),
     }
+}
+
+/// The stages of the plan, for a layout that differs in other things.
+fn same_stages(plan: &Plan) -> Vec<Stage> {
+    plan.stages.iter().map(|stage| stage.stage.clone()).collect()
 }

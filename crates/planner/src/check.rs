@@ -4,9 +4,10 @@ use crate::device::Cluster;
 use crate::job::Job;
 use crate::layout::{Layout, Recompute};
 use crate::network::Network;
-use crate::stages::balanced_split;
 use serde::Serialize;
 use std::fmt;
+use temper_parallel::schedule::check_interleaving;
+use temper_parallel::{PipelineRule, Refusal, Stages, balanced_split};
 
 /// The constraint that a layout breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -62,6 +63,18 @@ pub struct Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}. {}", self.found, self.remedy)
+    }
+}
+
+/// What the engine itself refuses of a pipeline.
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Problem {
+        let rule = match refusal.rule {
+            PipelineRule::Stages => Rule::Stages,
+            PipelineRule::Split => Rule::Split,
+            PipelineRule::Interleaving => Rule::Interleaving,
+        };
+        Problem { rule, found: refusal.found, remedy: refusal.remedy }
     }
 }
 
@@ -179,46 +192,15 @@ impl Problems {
     }
 
     fn pipeline(&mut self, network: &Network, job: &Job, l: &Layout) {
-        let layers = network.arch.layers;
-        let chunks = l.pp.saturating_mul(l.vpp);
-        if chunks > layers {
-            self.add(
-                Rule::Stages,
-                format!("pp {} x vpp {} stages for {layers} layers", l.pp, l.vpp),
-                "Take fewer stages: each needs a layer.",
-            );
-            return;
-        }
-        if l.split.is_empty() {
-            if !layers.is_multiple_of(chunks) {
-                let even = balanced_split(layers, l.pp).iter().map(usize::to_string).collect::<Vec<_>>().join("/");
-                let found = format!("{layers} layers do not divide over pp {} x vpp {}", l.pp, l.vpp);
-                let remedy = match l.vpp {
-                    1 => format!("Ask for an uneven split, e.g. split={even}, or take pp among {}.", divisors_of(layers)),
-                    _ => "Take vpp=1, or stages that divide the layers.".to_string(),
-                };
-                self.add(Rule::Split, found, remedy);
-            }
-        } else {
-            let sum: u128 = l.split.iter().map(|n| wide(*n)).sum();
-            if l.split.len() != l.pp || sum != wide(layers) || l.split.contains(&0) {
-                let found = format!("split gives {} stages with {sum} layers; pp is {} and the model has {layers}", l.split.len(), l.pp);
-                self.add(Rule::Split, found, "Give one count of at least 1 a stage, together all layers.");
-            } else if l.split.iter().any(|n| !n.is_multiple_of(l.vpp)) {
-                self.add(
-                    Rule::Interleaving,
-                    format!("a stage of the split does not divide over vpp {}", l.vpp),
-                    "Take vpp=1, or other counts.",
-                );
+        if let Err(refusal) = Stages::new(network.arch.layers, l.pp, l.vpp, &l.split) {
+            let no_stages = refusal.rule == PipelineRule::Stages;
+            self.0.push(refusal.into());
+            if no_stages {
+                return;
             }
         }
         let m = l.micro_batches(job.global_batch);
-        if l.vpp > 1 && l.pp == 1 {
-            self.add(Rule::Interleaving, format!("vpp {} without a pipeline", l.vpp), "Take vpp=1, or pp of at least 2.");
-        } else if l.vpp > 1 && m > 0 && !m.is_multiple_of(l.pp) {
-            let found = format!("{m} micro-batches are not a multiple of pp {}", l.pp);
-            self.add(Rule::Interleaving, found, "Interleaving runs them in groups of pp: change the global batch, or take vpp=1.");
-        }
+        self.0.extend(check_interleaving(l.pp, l.vpp, m).err().map(Problem::from));
         if m > 0 && m < l.pp {
             let found = format!("{m} micro-batches for {} stages: some would never work", l.pp);
             let enough = l.dp.saturating_mul(l.micro_batch).saturating_mul(l.pp);

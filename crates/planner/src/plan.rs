@@ -147,8 +147,8 @@ pub fn plan(run: Run) -> Result<Plan, Box<Refused>> {
     // With free axes the search keeps the user's settings of memory; a given layout is compared with the best of all.
     let free = if given { LayoutRequest::default() } else { run.wish.clone() };
     let found = search(&run.space(), &free);
-    let layout = if given { best_setting(&run, &asked) } else { chosen(&run, &found, &asked)? };
-    Ok(assemble(run, layout, !given, found))
+    let layout = if given { best_setting(&run, &asked)? } else { chosen(&run, &found, &asked)? };
+    assemble(run, layout, !given, found)
 }
 
 fn refuse_illegal(run: &Run, layout: &Layout) -> Result<(), Box<Refused>> {
@@ -156,8 +156,16 @@ fn refuse_illegal(run: &Run, layout: &Layout) -> Result<(), Box<Refused>> {
     if problems.is_empty() {
         return Ok(());
     }
+    Err(refused(run, layout, problems))
+}
+
+fn refused(run: &Run, layout: &Layout, problems: Vec<Problem>) -> Box<Refused> {
     let nearest = nearest(&run.network, &run.cluster, &run.job, layout, 3);
-    Err(Box::new(Refused { layout: layout.clone(), problems, nearest }))
+    Box::new(Refused { layout: layout.clone(), problems, nearest })
+}
+
+fn stages_of(run: &Run, layout: &Layout) -> Result<Vec<Stage>, Box<Refused>> {
+    stages(&run.network, layout).map_err(|refusal| refused(run, layout, vec![refusal.into()]))
 }
 
 /// The best layout found; else the smallest; else whatever keeps any layout from being legal.
@@ -172,9 +180,9 @@ fn chosen(run: &Run, found: &Found, asked: &Layout) -> Result<Layout, Box<Refuse
 }
 
 /// The fastest recomputation and off-loading with which a layout fits; the leanest when none does.
-fn best_setting(run: &Run, layout: &Layout) -> Layout {
+fn best_setting(run: &Run, layout: &Layout) -> Result<Layout, Box<Refused>> {
     let space = run.space();
-    let stages = stages(&run.network, layout);
+    let stages = stages_of(run, layout)?;
     let all: Vec<Candidate> = settings(&run.wish).into_iter().map(|s| space.candidate(&layout.with(s), &stages)).collect();
     let fastest = |fits: &dyn Fn(&Candidate) -> bool| {
         all.iter().filter(|c| fits(c)).max_by(|a, b| a.time.tokens_per_s_per_gpu.total_cmp(&b.time.tokens_per_s_per_gpu))
@@ -182,11 +190,11 @@ fn best_setting(run: &Run, layout: &Layout) -> Layout {
     let chosen = fastest(&|c| c.skewed <= space.limit())
         .or_else(|| fastest(&|c| c.peak <= space.limit()))
         .or_else(|| all.iter().min_by(|a, b| a.peak.total_cmp(&b.peak)));
-    chosen.map_or_else(|| layout.clone(), |c| c.layout.clone())
+    Ok(chosen.map_or_else(|| layout.clone(), |c| c.layout.clone()))
 }
 
-fn assemble(run: Run, layout: Layout, searched: bool, found: Found) -> Plan {
-    let list = stages(&run.network, &layout);
+fn assemble(run: Run, layout: Layout, searched: bool, found: Found) -> Result<Plan, Box<Refused>> {
+    let list = stages_of(&run, &layout)?;
     let stage_plans = stage_plans(&run, &run.job, &layout, &list);
     let heaviest = heaviest(&layout, &stage_plans);
     let beside = beside(&run, &layout, &list, &heaviest);
@@ -209,7 +217,7 @@ fn assemble(run: Run, layout: Layout, searched: bool, found: Found) -> Plan {
         tried: found.tried,
     };
     plan.advice = advise(&plan);
-    plan
+    Ok(plan)
 }
 
 fn stage_plans(run: &Run, job: &Job, layout: &Layout, list: &[Stage]) -> Vec<StagePlan> {

@@ -10,8 +10,9 @@ use crate::job::Job;
 use crate::layout::{Layout, LayoutRequest, Offload, Recompute};
 use crate::memory::{Overheads, Question, stage_memory};
 use crate::network::Network;
-use crate::stages::{Stage, balanced_split, stages};
+use crate::stages::{Stage, stages};
 use crate::time::{StepTime, step_time};
+use temper_parallel::balanced_split;
 
 /// Largest micro-batch and most virtual stages that are tried.
 const MOST_MICRO_BATCH: usize = 16;
@@ -128,7 +129,7 @@ fn expert_meshes(network: &Network, tp: usize, stage_ranks: usize, wish: &Layout
 
 /// The best micro-batch, recomputation and off-loading of one choice of axes.
 fn try_mesh(space: &Space, wish: &LayoutRequest, mesh: &Layout, found: &mut Found) {
-    let stages = stages(space.network, mesh);
+    let Ok(stages) = stages(space.network, mesh) else { return }; // `check` refuses it too
     let sequences = space.job.global_batch / mesh.dp;
     let batches = divisors(sequences).into_iter().filter(|n| *n <= MOST_MICRO_BATCH && wish.micro_batch.is_none_or(|w| w == *n));
     let mut best: Option<Candidate> = None;

@@ -96,7 +96,7 @@ fn a_micro_batch_needs_what_the_account_says() {
             let measured = bench.cpu.memory().unwrap().peak_total as f64;
             let (layout, job) = (one_rank(recompute), job());
             let question = Question { network: &bench.network, job: &job, layout: &layout, overheads: Overheads::NONE };
-            let predicted = stage_memory(&question, &stages(&bench.network, &layout)[0], 1.0);
+            let predicted = stage_memory(&question, &stages(&bench.network, &layout).unwrap()[0], 1.0);
             let predicted = predicted.without(Purpose::Moments); // nothing optimizes here
             let d = Dims::new(&bench.network, &job, &layout);
             let spare = if experts { d.routed * (2.0 * d.hidden + 3.0 * d.expert) } else { d.tokens * 3.0 * d.dense } * d.a;

@@ -169,7 +169,7 @@ proptest! {
         let _ = (l.world(), l.expert_dp(), l.micro_batches(batch), l.group(Axis::Dp, &cluster), l.to_string());
         if problems.is_empty() {
             let space = Space { network: &network, cluster: &cluster, job: &job, overheads: memory::Overheads::GPU };
-            let candidate = space.candidate(&l, &stages(&network, &l));
+            let candidate = space.candidate(&l, &stages(&network, &l).unwrap());
             prop_assert!(candidate.peak.is_finite() && candidate.time.total.is_finite() && candidate.time.total > 0.0);
             prop_assert!(candidate.time.mfu > 0.0 && candidate.time.mfu < 1.0, "{}", candidate.time.mfu);
         }

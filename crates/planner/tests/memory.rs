@@ -75,7 +75,7 @@ fn early_stages_hold_more_micro_batches() {
     let (network, job) = (network("Qwen3-8B"), Job::new(4096, 32));
     let l = layout("tp=1,pp=4,etp=1", 4);
     let q = question(&network, &job, &l);
-    let list = stages(&network, &l);
+    let list = stages(&network, &l).unwrap();
     let d = Dims::new(&network, &job, &l);
     let one = 9.0 * kept(&d, false, false, 1.0).all();
     let held: Vec<f64> = list.iter().map(|s| stage_memory(&q, s, 1.0).of(Purpose::Activations)).collect();
@@ -94,7 +94,7 @@ fn recomputation_keeps_less_and_full_keeps_only_inputs() {
     let (network, job) = (network("Qwen3-30B-A3B"), Job::new(4096, 64));
     let peak = |text: &str| {
         let l = layout(text, 8);
-        let stage = &stages(&network, &l)[0];
+        let stage = &stages(&network, &l).unwrap()[0];
         stage_memory(&question(&network, &job, &l), stage, 1.0)
     };
     let (none, selective, full) = (peak("ep=8,recompute=none"), peak("ep=8,recompute=selective"), peak("ep=8,recompute=full"));
@@ -109,7 +109,7 @@ fn recomputation_keeps_less_and_full_keeps_only_inputs() {
 #[test]
 fn bytes_a_parameter_are_those_of_the_numbers() {
     let (network, l) = (network("Qwen3-0.6B"), layout("tp=1,etp=1", 1));
-    let stage = &stages(&network, &l)[0];
+    let stage = &stages(&network, &l).unwrap()[0];
     let sizes = |account, precision| {
         let job = Job { precision, ..Job::new(128, 1).under(account) };
         let m = stage_memory(&question(&network, &job, &l), stage, 1.0);
@@ -125,7 +125,7 @@ fn off_loading_moves_the_optimizer_to_the_host() {
     let (network, job) = (network("Qwen3-8B"), Job::new(4096, 8));
     let of = |text: &str| {
         let l = layout(text, 1);
-        stage_memory(&question(&network, &job, &l), &stages(&network, &l)[0], 1.0)
+        stage_memory(&question(&network, &job, &l), &stages(&network, &l).unwrap()[0], 1.0)
     };
     let (here, away) = (of("tp=1,etp=1"), of("tp=1,etp=1,offload=optimizer"));
     near(away.host, network.total as f64 * 10.0, 1e-12);
@@ -137,7 +137,7 @@ fn phases_tell_who_allocates_when() {
     let (network, l) = (network("Qwen3-8B"), layout("tp=1,etp=1,dp=8", 8));
     let of = |account| {
         let job = Job::new(4096, 8).under(account);
-        phases(&question(&network, &job, &l), &stages(&network, &l)[0], 1.0)
+        phases(&question(&network, &job, &l), &stages(&network, &l).unwrap()[0], 1.0)
     };
     let (ours, theirs) = (of(Account::Temper), of(Account::Megatron));
     assert_eq!(ours.first_step, ours.steady, "temper allocates before step 1");
@@ -152,7 +152,7 @@ fn the_memory_of_a_rank_is_that_of_its_stage() {
     let (network, job) = (network("Qwen3-235B-A22B"), Job::new(4096, 32));
     let l = layout("tp=8,pp=2,ep=4,recompute=moe", 64);
     let q = question(&network, &job, &l);
-    let list = stages(&network, &l);
+    let list = stages(&network, &l).unwrap();
     assert_eq!(rank_memory(&q, &list, 0, 1.0), Some(stage_memory(&q, &list[0], 1.0)));
     assert_eq!(rank_memory(&q, &list, 63, 1.0), Some(stage_memory(&q, &list[1], 1.0)));
     assert_eq!(rank_memory(&q, &list, 64, 1.0), None);

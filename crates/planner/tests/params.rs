@@ -8,7 +8,7 @@ use temper_planner::*;
 
 fn rank(network: &Network, layout: &str, gpus: usize, stage: usize, account: Account) -> RankParams {
     let layout = LayoutRequest::parse(layout, "").unwrap().complete(gpus, network.arch.moe.is_some());
-    rank_params(network, &layout, &stages(network, &layout)[stage], account)
+    rank_params(network, &layout, &stages(network, &layout).unwrap()[stage], account)
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn experts_are_divided_without_rest() {
 fn the_optimizer_is_sharded_over_replicas() {
     let network = network("Qwen3-30B-A3B");
     let layout = LayoutRequest::parse("tp=2,ep=4,etp=1", "").unwrap().complete(16, true);
-    let params = rank_params(&network, &layout, &stages(&network, &layout)[0], Account::Temper);
+    let params = rank_params(&network, &layout, &stages(&network, &layout).unwrap()[0], Account::Temper);
     assert_eq!(layout.expert_dp(), 4);
     assert_eq!(params.optimizer_shard(&layout), params.dense().div_ceil(8) + params.experts.div_ceil(4));
 }
@@ -83,7 +83,7 @@ fn uneven_and_virtual_stages_hold_every_layer_once() {
     let network = network("Qwen3.5-35B-A3B");
     for layout in ["pp=4", "pp=4,vpp=2", "pp=2,vpp=5", "pp=3,split=14/13/13", "pp=2,vpp=2,split=22/18"] {
         let layout = LayoutRequest::parse(layout, "").unwrap().complete(4, true);
-        let stages = stages(&network, &layout);
+        let stages = stages(&network, &layout).unwrap();
         assert_eq!(stages.iter().map(|s| s.layers).sum::<usize>(), 40, "{layout}");
         let total: u64 = stages.iter().map(|s| rank_params(&network, &layout, s, Account::Temper).total()).sum();
         assert_eq!(total, network.total, "{layout}");

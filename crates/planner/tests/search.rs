@@ -30,7 +30,7 @@ fn brute_force(space: &Space) -> (f64, usize) {
                                             if !check(space.network, space.cluster, space.job, &l).is_empty() {
                                                 continue;
                                             }
-                                            let candidate = space.candidate(&l, &stages(space.network, &l));
+                                            let candidate = space.candidate(&l, &stages(space.network, &l).unwrap());
                                             if candidate.skewed <= space.cluster.device.memory_bytes() {
                                                 fitting += 1;
                                                 best = best.max(candidate.time.tokens_per_s_per_gpu);

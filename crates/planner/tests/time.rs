@@ -11,7 +11,7 @@ fn candidate(model: &str, cluster: &Cluster, job: &Job, text: &str) -> Candidate
     let network = network(model);
     let l = LayoutRequest::parse(text, "").unwrap().complete(cluster.gpus, network.arch.moe.is_some());
     assert_eq!(check(&network, cluster, job, &l), [], "{text}");
-    Space { network: &network, cluster, job, overheads: Overheads::GPU }.candidate(&l, &stages(&network, &l))
+    Space { network: &network, cluster, job, overheads: Overheads::GPU }.candidate(&l, &stages(&network, &l).unwrap())
 }
 
 /// One device and one stage: products, attention and memory, all of it by hand from the sizes.

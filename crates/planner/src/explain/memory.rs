@@ -5,7 +5,7 @@ use crate::job::Account;
 use crate::layout::{Offload, Recompute};
 use crate::memory::{Dims, Kept, Overheads, Purpose, Transient, communicators, kept, transient};
 use crate::plan::{Plan, StagePlan, checkpoint_bytes};
-use crate::schedule::in_flight;
+use temper_parallel::schedule::in_flight;
 
 /// Adds the lines of a figure of memory; false when `name` is none.
 pub(super) fn explain(plan: &Plan, name: &str, e: &mut Explanation) -> bool {

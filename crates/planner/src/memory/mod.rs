@@ -11,10 +11,10 @@ pub use phases::{Phase, Phases, phases};
 use crate::job::{Account, Job, MOMENT_BYTES};
 use crate::layout::{Axis, Layout, Offload, Recompute};
 use crate::network::Network;
-use crate::schedule::in_flight;
 use crate::shard::{RankParams, rank_params};
 use crate::stages::Stage;
 use serde::Serialize;
+use temper_parallel::schedule::in_flight;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
