@@ -129,3 +129,63 @@ KERNEL __cluster_dims__(SHARE, 1, 1) __launch_bounds__(256) cross_entropy_cluste
   }
 }
 #endif
+
+// Of a vocabulary divided over ranks, the classes `first .. first + C` being here: stats[n] = {largest, sum of exp(x - largest), the
+// target's logit or 0}. One block a row.
+KERNEL vocab_stats(float* stats, const T* logits, const int* targets, i64 C, i64 first) {
+  __shared__ float buffer[32];
+  const i64 n = blockIdx.x, own = targets[n] - first;
+  const T* row = logits + n * C;
+  float r[V], m = -INF, s = 0;
+  COLS(c) {
+    load(row + c, r);
+    float top = r[0];
+#pragma unroll
+    for (int j = 1; j < V; j++) top = fmaxf(top, r[j]);
+    if (top > m) { s *= __expf(m - top); m = top; }
+    if (m > -INF) {
+#pragma unroll
+      for (int j = 0; j < V; j++) s += __expf(r[j] - m);
+    }
+  }
+  const float top = block_max(m, buffer);
+  s = block_sum(m > -INF ? s * __expf(m - top) : s, buffer);
+  if (threadIdx.x == 0) {
+    stats[n * 3] = top;
+    stats[n * 3 + 1] = s;
+    stats[n * 3 + 2] = own >= 0 && own < C ? to_f32(row[own]) : 0.f;
+  }
+}
+
+// Loss and gradient of the classes here from the stats[P, N, 3] of all P ranks. One block a row.
+KERNEL cross_entropy_divided(float* losses, T* logits, const int* targets, const float* stats, const float* weights, i64 C, i64 first, i64 P) {
+  const i64 n = blockIdx.x, N = gridDim.x, own = targets[n] - first;
+  T* row = logits + n * C;
+  float r[V];
+  if (targets[n] == IGNORE) {
+    if (threadIdx.x == 0) losses[n] = 0;
+    if (weights) {
+#pragma unroll
+      for (int j = 0; j < V; j++) r[j] = 0;
+      COLS(c) store(row + c, r);
+    }
+    return;
+  }
+  float top = -INF, sum = 0, picked = 0;
+  for (i64 p = 0; p < P; p++) top = fmaxf(top, stats[(p * N + n) * 3]);
+  for (i64 p = 0; p < P; p++) {
+    const float* x = stats + (p * N + n) * 3;
+    sum += x[0] > -INF ? x[1] * __expf(x[0] - top) : x[1];
+    picked += x[2];
+  }
+  const float lse = top + logf(sum);
+  if (threadIdx.x == 0) losses[n] = lse - picked;
+  if (!weights) return;
+  const float w = weights[n];
+  COLS(c) {
+    load(row + c, r);
+#pragma unroll
+    for (int j = 0; j < V; j++) r[j] = w * (__expf(r[j] - lse) - (c + j == own ? 1.f : 0.f));
+    store(row + c, r);
+  }
+}

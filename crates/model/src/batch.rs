@@ -169,9 +169,8 @@ fn segments(ops: &dyn Ops, cu: &[i32], local: &[Range<usize>]) -> Result<Vec<Seg
     for piece in local.iter().filter(|p| !p.is_empty()) {
         let touched: Vec<&Range<usize>> = documents.iter().filter(|d| d.start < piece.end && piece.start < d.end).collect();
         let first = touched.first().map_or(piece.start, |d| d.start);
-        let ends = |from: usize| -> Vec<i32> {
-            std::iter::once(0).chain(touched.iter().map(|d| (d.end.min(piece.end) - from) as i32)).collect()
-        };
+        let ends =
+            |from: usize| -> Vec<i32> { std::iter::once(0).chain(touched.iter().map(|d| (d.end.min(piece.end) - from) as i32)).collect() };
         let (cu_queries, cu_keys) = (ends(piece.start), ends(first));
         let longest = |cu: &[i32]| cu.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
         all.push(Segment {

@@ -39,7 +39,7 @@ pub fn diagnose(model: &Model, cx: &Cx, grads: &mut Grads, objective: &Objective
     }
     grads.clear(cx.ops)?;
     let mut stats = model.aux_stats(cx, &objective.aux)?;
-    let mut x = model.embed.forward(cx)?;
+    let mut x = model.embedding()?.forward(cx)?;
     if !is_finite(cx, x.view())? {
         return Ok(Some(NonFinite::Output("the embedding".into())));
     }
@@ -52,7 +52,7 @@ pub fn diagnose(model: &Model, cx: &Cx, grads: &mut Grads, objective: &Objective
         }
         x = y;
     }
-    let (losses, mut dx) = model.head.forward_backward(cx, &x, objective.loss_scale, grads)?;
+    let (losses, mut dx) = model.output()?.forward_backward(cx, &x, objective.loss_scale, grads)?;
     if !is_finite(cx, losses.view())? {
         return Ok(Some(NonFinite::Output("the head (loss)".into())));
     }
@@ -73,7 +73,7 @@ pub fn diagnose(model: &Model, cx: &Cx, grads: &mut Grads, objective: &Objective
             return Ok(Some(NonFinite::InputGrad(format!("layer {i}"))));
         }
     }
-    model.embed.backward_weight(cx, dx.view(), grads)?;
+    model.embedding()?.backward_weight(cx, &dx, grads)?;
     weight_grads(model, cx, grads, |name| !name.starts_with("model.layers."))
 }
 

@@ -24,6 +24,9 @@ pub enum Error {
     /// A backward pass was given activations that were dropped and not computed again (a bug of the caller).
     #[error("backward: some activations were dropped and not computed again")]
     Incomplete,
+    /// A stage was asked for that this rank does not hold (a bug of the caller).
+    #[error("another rank has the {0}")]
+    OtherStage(&'static str),
     /// The architecture cannot be run.
     #[error("architecture: {0}")]
     Arch(String),

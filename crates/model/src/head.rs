@@ -10,8 +10,9 @@
 
 use crate::norm::RmsNorm;
 use crate::param::ParamId;
-use crate::{Act, Cx, Grads, Labels, Result};
+use crate::{Act, AxisRank, Cx, Grads, Labels, Names, Result};
 use std::{ops::Range, sync::Arc};
+use temper_config::Arch;
 use temper_tensor::{Beta, Tensor, Trans, View, ViewMut};
 
 /// Final norm and output matrix.
@@ -34,6 +35,18 @@ const TILE: usize = 256;
 pub const CHUNK_ROWS: usize = 512;
 
 impl Head {
+    /// The head of an architecture, with `tp`'s share of the classes.
+    pub fn new(arch: &Arch, names: &Names, tp: AxisRank) -> Result<Head> {
+        let matrix = if arch.tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
+        Ok(Head {
+            norm: RmsNorm { weight: names.id("model.norm.weight")?, eps: arch.norm_eps },
+            weight: names.id(matrix)?,
+            hidden: arch.hidden,
+            vocab: tp.share(arch.vocab),
+            chunk_rows: CHUNK_ROWS,
+        })
+    }
+
     /// Cross-entropy of every token, `[T]` in the stat dtype: minus the log-probability of its target, 0 where it has none.
     pub fn forward(&self, cx: &Cx, x: &Act) -> Result<Tensor> {
         let labels = cx.batch.labels()?;

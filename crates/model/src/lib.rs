@@ -42,7 +42,7 @@ pub use declare::{Names, Place, declare};
 pub use embed::Embedding;
 pub use error::{Error, Result};
 pub use head::{CHUNK_ROWS, Head};
-pub use model::{Kept, Model, Objective, Outputs, finish_aux, loss_sum, read_floats};
+pub use model::{Kept, Model, Objective, Outputs, Portion, finish_aux, loss_sum, read_floats};
 pub use ranks::{Operand, Ranks};
 pub use recompute::{Parts, Recompute};
 pub use rope::RopeTables;

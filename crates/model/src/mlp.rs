@@ -51,8 +51,20 @@ impl Mlp {
         let weight = |name: &str| names.id(&format!("{at}.{name}.weight"));
         let (hidden, size) = (arch.hidden, arch.intermediate);
         Ok(Mlp {
-            gate_up: Linear { weight: weight("gate_up_proj")?, bias: bias("gate_up_proj")?, inputs: hidden, outputs: 2 * size, divided: Divided::Outputs },
-            down: Linear { weight: weight("down_proj")?, bias: bias("down_proj")?, inputs: size, outputs: hidden, divided: Divided::Inputs },
+            gate_up: Linear {
+                weight: weight("gate_up_proj")?,
+                bias: bias("gate_up_proj")?,
+                inputs: hidden,
+                outputs: 2 * size,
+                divided: Divided::Outputs,
+            },
+            down: Linear {
+                weight: weight("down_proj")?,
+                bias: bias("down_proj")?,
+                inputs: size,
+                outputs: hidden,
+                divided: Divided::Inputs,
+            },
         })
     }
 

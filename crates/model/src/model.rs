@@ -4,27 +4,61 @@
 
 use crate::aux::{AuxGrad, AuxLoss, AuxSettings, AuxStats};
 use crate::decoder::{self, DecoderLayer};
-use crate::norm::RmsNorm;
 use crate::param::Param;
 use crate::recompute::Recompute;
-use crate::{Act, CachedStep, Cx, Embedding, Grads, Head, KvCache, Labels, Names, Result, RopeTables, Weights, declare};
+use crate::{
+    Act, CachedStep, Cx, Embedding, Error, Grads, Head, KvCache, Labels, Names, Ranks, Result, RopeTables, Seat, Weights, declare,
+};
 use std::ops::Range;
 use temper_config::Arch;
 use temper_tensor::{DType, Ops, Phase, Tensor};
 
-/// A network. Holds no weights: those are in [`Weights`].
+/// A network, or the part of it that one rank holds. Holds no weights: those are in [`Weights`].
 pub struct Model {
-    /// What it was built from.
+    /// The whole network's architecture.
     pub arch: Arch,
-    /// Its parameters in order.
+    /// The parameters here, in order.
     pub params: Vec<Param>,
-    /// First stage.
-    pub embed: Embedding,
-    /// Middle stages.
+    /// First stage, if it is here.
+    pub embed: Option<Embedding>,
+    /// The layers here, chunk after chunk.
     pub layers: Vec<DecoderLayer>,
-    /// Last stage.
-    pub head: Head,
+    /// The layers of each chunk, among those here. Between two chunks of a rank come other ranks' chunks.
+    pub chunks: Vec<Range<usize>>,
+    /// Last stage, if it is here.
+    pub head: Option<Head>,
 }
+
+/// What one rank holds of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Portion {
+    /// Its part of each matrix.
+    pub seat: Seat,
+    /// The layers of its chunks, among those of the whole network.
+    pub chunks: Vec<Range<usize>>,
+    /// It has the embedding.
+    pub embed: bool,
+    /// It has the head.
+    pub head: bool,
+}
+
+impl Portion {
+    /// All of it.
+    pub fn whole(arch: &Arch) -> Portion {
+        Portion { seat: Seat::WHOLE, chunks: vec![0..arch.layers], embed: true, head: true }
+    }
+
+    /// Whether a parameter of the whole network is here.
+    fn has(&self, param: &Param, tied: bool) -> bool {
+        match param.layer() {
+            Some(layer) => self.chunks.iter().any(|chunk| chunk.contains(&layer)),
+            None if param.name == EMBEDDING => self.embed || (self.head && tied),
+            None => self.head,
+        }
+    }
+}
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// What one layer kept.
 pub enum Kept {
@@ -54,36 +88,68 @@ pub struct Outputs {
 }
 
 impl Model {
-    /// The network of an architecture.
+    /// The whole network of an architecture.
     pub fn new(arch: &Arch) -> Result<Model> {
-        let params = declare(arch);
+        Model::part(arch, &Portion::whole(arch))
+    }
+
+    /// What one rank holds of the network of an architecture.
+    ///
+    /// # Errors
+    /// When heads or widths do not divide.
+    pub fn part(arch: &Arch, portion: &Portion) -> Result<Model> {
+        let here = portion.seat.arch(arch)?;
+        let whole = declare(arch).into_iter().filter(|p| portion.has(p, arch.tied));
+        let mut params: Vec<Param> = whole.map(|p| p.at(&portion.seat)).collect();
+        // The last stage's copy of a tied embedding is the first stage's parameter.
+        params.iter_mut().filter(|p| p.name == EMBEDDING && !portion.embed).for_each(|p| p.counted = false);
         let names = Names::new(&params);
-        let embedding = names.id("model.embed_tokens.weight")?;
-        let layers = (0..arch.layers).map(|i| DecoderLayer::new(arch, &names, i)).collect::<Result<_>>()?;
-        let head = Head {
-            norm: RmsNorm { weight: names.id("model.norm.weight")?, eps: arch.norm_eps },
-            weight: if arch.tied { embedding } else { names.id("lm_head.weight")? },
-            hidden: arch.hidden,
-            vocab: arch.vocab,
-            chunk_rows: crate::head::CHUNK_ROWS,
-        };
-        let embed = Embedding { weight: embedding, hidden: arch.hidden };
-        Ok(Model { arch: arch.clone(), params, embed, layers, head })
+        let layers = portion.chunks.iter().cloned().flatten().map(|i| DecoderLayer::new(&here, &names, i)).collect::<Result<_>>()?;
+        let embed = || -> Result<Embedding> { Ok(Embedding { weight: names.id(EMBEDDING)?, hidden: arch.hidden }) };
+        let mut end = 0;
+        let chunks = portion.chunks.iter().map(|chunk| {
+            end += chunk.len();
+            end - chunk.len()..end
+        });
+        Ok(Model {
+            arch: arch.clone(),
+            chunks: chunks.collect(),
+            embed: portion.embed.then(embed).transpose()?,
+            layers,
+            head: portion.head.then(|| Head::new(arch, &names, portion.seat.tp)).transpose()?,
+            params,
+        })
+    }
+
+    /// The first stage.
+    ///
+    /// # Errors
+    /// When another rank has it.
+    pub fn embedding(&self) -> Result<&Embedding> {
+        self.embed.as_ref().ok_or(Error::OtherStage("embedding"))
+    }
+
+    /// The last stage.
+    ///
+    /// # Errors
+    /// When another rank has it.
+    pub fn output(&self) -> Result<&Head> {
+        self.head.as_ref().ok_or(Error::OtherStage("head"))
     }
 
     /// One micro-batch forward and backward. Gradients of `loss_scale * sum_t weight_t * loss_t + auxiliary losses` are added to `grads`.
     pub fn forward_backward(&self, cx: &Cx, grads: &mut Grads, objective: &Objective) -> Result<Outputs> {
         let all = 0..self.layers.len();
         let mut stats = self.aux_stats(cx, &objective.aux)?;
-        let x = self.embed.forward(cx)?;
+        let x = self.embedding()?.forward(cx)?;
         let (x, kept) = self.forward_layers(cx, all.clone(), x, stats.as_mut(), objective.recompute)?;
         cx.ops.phase(Phase::Head)?;
-        let (losses, dx) = self.head.forward_backward(cx, &x, objective.loss_scale, grads)?;
+        let (losses, dx) = self.output()?.forward_backward(cx, &x, objective.loss_scale, grads)?;
         drop(x);
         cx.ops.phase(Phase::Backward)?;
         let (aux, aux_grad) = finish_aux(cx, stats, &objective.aux)?;
         let dx = self.backward_layers(cx, all, kept, dx, &aux_grad, grads)?;
-        self.embed.backward_weight(cx, dx.view(), grads)?;
+        self.embedding()?.backward_weight(cx, &dx, grads)?;
         Ok(Outputs { losses, aux })
     }
 
@@ -91,7 +157,7 @@ impl Model {
     pub fn forward_loss(&self, cx: &Cx, aux: &Option<AuxSettings>) -> Result<Outputs> {
         let mut stats = self.aux_stats(cx, aux)?;
         let x = self.forward_hidden(cx, stats.as_mut())?;
-        let losses = self.head.forward(cx, &x)?;
+        let losses = self.output()?.forward(cx, &x)?;
         let (aux, _) = finish_aux(cx, stats, aux)?;
         Ok(Outputs { losses, aux })
     }
@@ -99,7 +165,7 @@ impl Model {
     /// Logits of every token, [T, V]. They exist whole: for verification and short inputs.
     pub fn forward_logits(&self, cx: &Cx) -> Result<Tensor> {
         let x = self.forward_hidden(cx, None)?;
-        self.head.forward_logits(cx, &x, None)
+        self.output()?.forward_logits(cx, &x, None)
     }
 
     /// One step of generation, prefill and decode alike: adds the keys and values of the step's tokens to `cache` and
@@ -112,12 +178,12 @@ impl Model {
         step: &CachedStep,
         cache: &mut KvCache,
     ) -> Result<Tensor> {
-        let cx = Cx { ops, weights, rope, batch: &step.batch };
-        let mut x = self.embed.forward(&cx)?;
+        let cx = Cx { ops, weights, rope, batch: &step.batch, ranks: Ranks::single() };
+        let mut x = self.embedding()?.forward(&cx)?;
         for (i, layer) in self.layers.iter().enumerate() {
             x = layer.forward_cached(&cx, &x, step, cache, i)?;
         }
-        self.head.forward_logits(&cx, &x, Some(step.last.view()))
+        self.output()?.forward_logits(&cx, &x, Some(step.last.view()))
     }
 
     /// Layers `range` forward: their output and what they kept.
@@ -172,7 +238,7 @@ impl Model {
 
     /// Output of the last layer, [T, H], keeping nothing.
     fn forward_hidden(&self, cx: &Cx, mut stats: Option<&mut AuxStats>) -> Result<Act> {
-        let mut x = self.embed.forward(cx)?;
+        let mut x = self.embedding()?.forward(cx)?;
         for layer in &self.layers {
             let (y, saved) = layer.forward(cx, &x)?;
             count(cx, layer, &saved, stats.as_deref_mut())?;
@@ -184,7 +250,7 @@ impl Model {
 
 fn count(cx: &Cx, layer: &DecoderLayer, saved: &decoder::Saved, stats: Option<&mut AuxStats>) -> Result<()> {
     match (stats, layer.aux_row(), saved.routing()) {
-        (Some(stats), Some(row), Some(routing)) => stats.count(cx.ops, row, routing),
+        (Some(stats), Some(row), Some(routing)) => stats.count(cx.ops, row, routing, cx.real_rows()),
         _ => Ok(()),
     }
 }
@@ -192,8 +258,9 @@ fn count(cx: &Cx, layer: &DecoderLayer, saved: &decoder::Saved, stats: Option<&m
 /// The auxiliary losses of the whole micro-batch, and their gradient (nothing when they are off).
 pub fn finish_aux(cx: &Cx, stats: Option<AuxStats>, aux: &Option<AuxSettings>) -> Result<(Option<AuxLoss>, AuxGrad)> {
     match (stats, aux) {
-        (Some(stats), Some(settings)) => {
-            let (loss, grad) = stats.finish(cx.ops, cx.batch.tokens(), settings)?;
+        (Some(mut stats), Some(settings)) => {
+            stats.sum(&*cx.ranks.mesh.tokens)?;
+            let (loss, grad) = stats.finish(cx.ops, cx.batch.all_tokens, settings)?;
             Ok((Some(loss), grad))
         }
         _ => Ok((None, AuxGrad::default())),

@@ -135,6 +135,11 @@ impl Param {
         Param { name: name.into(), shape: shape.into(), pieces, counted: true, fused: None, shard, decay, init }
     }
 
+    /// The decoder layer it belongs to.
+    pub fn layer(&self) -> Option<usize> {
+        self.name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+    }
+
     /// Number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()

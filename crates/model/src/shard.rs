@@ -1,7 +1,9 @@
 //! From the declaration of a whole model to what one rank holds of it.
 
 use crate::param::{Param, Part, Piece, Shard};
+use crate::{Error, Result};
 use std::ops::Range;
+use temper_config::{Arch, Moe};
 
 /// A rank's number on an axis, and the axis' size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,29 @@ pub struct Seat {
 impl Seat {
     /// A model that is not divided.
     pub const WHOLE: Seat = Seat { tp: AxisRank::ALONE, ep: AxisRank::ALONE, etp: AxisRank::ALONE };
+
+    /// An architecture with the heads and widths of one rank. Experts, vocabulary and hidden size stay whole.
+    ///
+    /// # Errors
+    /// When heads or widths do not divide.
+    pub fn arch(&self, arch: &Arch) -> Result<Arch> {
+        let part = |what: &str, len: usize, by: AxisRank| match len.is_multiple_of(by.of) {
+            true => Ok(len / by.of),
+            false => Err(Error::Arch(format!("{len} {what} do not divide over {} ranks", by.of))),
+        };
+        let kv_heads = if self.tp.of > arch.kv_heads && self.tp.of.is_multiple_of(arch.kv_heads) {
+            1
+        } else {
+            part("key/value heads", arch.kv_heads, self.tp)?
+        };
+        let dense = (0..arch.layers).any(|i| !arch.is_moe_layer(i));
+        let intermediate = if dense { part("columns of the feed-forward", arch.intermediate, self.tp)? } else { arch.intermediate };
+        let moe = arch.moe.as_ref().map(|moe| -> Result<Moe> {
+            part("experts", moe.experts, self.ep)?;
+            Ok(Moe { intermediate: part("columns of an expert", moe.intermediate, self.etp)?, ..moe.clone() })
+        });
+        Ok(Arch { heads: part("query heads", arch.heads, self.tp)?, kv_heads, intermediate, moe: moe.transpose()?, ..arch.clone() })
+    }
 }
 
 impl Param {

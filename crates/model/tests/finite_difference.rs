@@ -142,7 +142,7 @@ fn aux(kind: Balance, coef: f64, z_coef: f64) -> AuxSettings {
 /// Value of the auxiliary losses of one layer with coefficients, and their gradient.
 fn aux_of(cx: &Cx, arch: &Arch, layer: &Moe, saved: &temper_model::moe::Saved, settings: &AuxSettings) -> (f64, AuxGrad) {
     let mut stats = AuxStats::new(cx, arch).unwrap().unwrap();
-    stats.count(cx.ops, layer.row, &saved.routing).unwrap();
+    stats.count(cx.ops, layer.row, &saved.routing, cx.real_rows()).unwrap();
     let (loss, grad) = stats.finish(cx.ops, 8, settings).unwrap();
     let value = |t: &Tensor| host(cx.ops, t.view())[0];
     let total = settings.scale * (settings.coef * value(&loss.balance) + settings.z_coef * value(&loss.z));
@@ -193,7 +193,7 @@ fn check_network(
     let objective = Objective { loss_scale: 0.25, aux: settings, recompute };
     let mut model = Model::new(arch).unwrap();
     // Several chunks, so that overwriting instead of accumulating between them shows.
-    model.head.chunk_rows = 3;
+    model.head.as_mut().unwrap().chunk_rows = 3;
     let loss = |cx: &Cx, _: &Act| {
         let out = model.forward_loss(cx, &settings).unwrap();
         let main = 0.25 * loss_sum(cx.ops, &out.losses, cx.batch.labels().unwrap()).unwrap();

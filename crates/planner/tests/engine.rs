@@ -43,7 +43,13 @@ impl Bench {
     }
 
     fn cx(&self) -> Cx<'_> {
-        Cx { ops: &self.cpu as &dyn Ops, weights: &self.weights, rope: &self.rope, batch: &self.batch }
+        Cx {
+            ops: &self.cpu as &dyn Ops,
+            weights: &self.weights,
+            rope: &self.rope,
+            batch: &self.batch,
+            ranks: temper_model::Ranks::single(),
+        }
     }
 }
 
@@ -67,7 +73,7 @@ fn layers_hold_what_the_account_says() {
         let d = Dims::new(&bench.network, &job(), &one_rank(Recompute::None));
         let one = kept(&d, false, experts, 1.0);
         for (recompute, expected) in [(temper_model::Recompute::None, one.all()), (temper_model::Recompute::Full, one.input)] {
-            let x = bench.model.embed.forward(&bench.cx()).unwrap();
+            let x = bench.model.embedding().unwrap().forward(&bench.cx()).unwrap();
             let before = used(&bench.cpu);
             // The input of the first layer was there before, the output of the last one is there now: as many bytes.
             let held = bench.model.forward_layers(&bench.cx(), 0..4, x, None, recompute).unwrap();
@@ -87,9 +93,9 @@ fn a_micro_batch_needs_what_the_account_says() {
         for (recompute, engine) in [(Recompute::None, temper_model::Recompute::None), (Recompute::Full, temper_model::Recompute::Full)] {
             let bench = Bench::new(config);
             let mut grads = Grads::zeros(&bench.model.params, DType::F32, &bench.cpu).unwrap();
-            let x = bench.model.embed.forward(&bench.cx()).unwrap();
+            let x = bench.model.embedding().unwrap().forward(&bench.cx()).unwrap();
             let (x, kept) = bench.model.forward_layers(&bench.cx(), 0..4, x, None, engine).unwrap();
-            let (losses, dx) = bench.model.head.forward_backward(&bench.cx(), &x, 1.0, &mut grads).unwrap();
+            let (losses, dx) = bench.model.output().unwrap().forward_backward(&bench.cx(), &x, 1.0, &mut grads).unwrap();
             drop((x, losses));
             bench.cpu.trim();
             drop(bench.model.backward_layers(&bench.cx(), 0..4, kept, dx, &AuxGrad::default(), &mut grads).unwrap());

@@ -141,7 +141,7 @@ fn log_probabilities_are_those_of_the_training_forward() {
     let positions: Vec<i32> = (0..all.len() as i32).collect();
     let rope = RopeTables::new(&f.ops, &f.model.arch, all.len(), DType::F32).expect("tables");
     let batch = Batch::new(&f.ops, &all, &positions, &[0, all.len() as i32]).expect("a batch");
-    let cx = Cx { ops: &f.ops, weights: &f.weights, rope: &rope, batch: &batch };
+    let cx = Cx { ops: &f.ops, weights: &f.weights, rope: &rope, batch: &batch, ranks: temper_model::Ranks::single() };
     let logits = read_floats(&f.ops, &f.model.forward_logits(&cx).expect("logits")).expect("host logits");
     for (i, (token, log_prob)) in done.tokens.iter().zip(&done.log_probs).enumerate() {
         let row = &logits[(PROMPT + i - 1) * f.model.arch.vocab..][..f.model.arch.vocab];
@@ -258,7 +258,7 @@ fn requests_that_cannot_be_served_are_refused() {
 #[test]
 fn a_nan_in_the_weights_is_an_error_that_says_where() {
     let Some(mut f) = load("qwen3_dense") else { return };
-    let norm = f.model.head.norm.weight;
+    let norm = f.model.output().unwrap().norm.weight;
     f.ops.fill(f.weights.get_mut(norm).expect("the last norm"), f64::NAN).expect("filled");
     let error = f.engine(options(1, 4, 64, 64)).generate(&[f.golden_request()]).expect_err("no token can be drawn").to_string();
     assert!(error.contains("request 0, token 0") && error.contains("NaN"), "{error}");

@@ -89,10 +89,12 @@ fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
 /// The network of an architecture as the configuration wants it.
 pub(crate) fn network(config: &Config, arch: &Arch, precision: Precision, ops: &dyn Ops) -> Result<Model> {
     let mut model = Model::new(arch)?;
-    model.head.chunk_rows = match config.memory.loss_chunk {
-        0 => loss_chunk(arch, precision, ops),
-        rows => rows,
-    };
+    if let Some(head) = &mut model.head {
+        head.chunk_rows = match config.memory.loss_chunk {
+            0 => loss_chunk(arch, precision, ops),
+            rows => rows,
+        };
+    }
     Ok(model)
 }
 

@@ -71,7 +71,7 @@ impl Trainer {
             ops.phase(Phase::Forward)?;
             let tokens = upload(&*ops, micro, self.weights.dtype())?;
             let objective = Objective { loss_scale, aux: self.aux(batch.micro.len()), recompute: self.settings.recompute };
-            let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &tokens };
+            let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &tokens, ranks: temper_model::Ranks::single() };
             let outputs = self.model.forward_backward(&cx, &mut self.grads, &objective)?;
             done.push(Done { outputs, batch: tokens, loss_scale });
         }
@@ -107,14 +107,14 @@ impl Trainer {
         let ops = self.ops.clone();
         let batch = upload(&*ops, micro, self.weights.dtype())?;
         let objective = Objective { loss_scale: 1.0, aux: self.aux(1), recompute: self.settings.recompute };
-        let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &batch };
+        let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &batch, ranks: temper_model::Ranks::single() };
         Ok(diagnose(&self.model, &cx, &mut self.grads, &objective)?.map(|found| found.to_string()))
     }
 
     /// Sum of weighted losses and sum of weights of one micro-batch, without gradients.
     pub fn evaluate(&self, micro: &MicroBatch) -> Result<(f64, f64)> {
         let batch = upload(&*self.ops, micro, self.weights.dtype())?;
-        let cx = Cx { ops: &*self.ops, weights: &self.weights, rope: &self.rope, batch: &batch };
+        let cx = Cx { ops: &*self.ops, weights: &self.weights, rope: &self.rope, batch: &batch, ranks: temper_model::Ranks::single() };
         let out = self.model.forward_loss(&cx, &None)?;
         Ok((loss_sum(&*self.ops, &out.losses, batch.labels()?)?, micro.weight_sum()))
     }

@@ -167,7 +167,7 @@ fn compare_logits(trainer: &Trainer, golden: &Golden, report: &mut Report) -> Re
 fn logits(trainer: &Trainer, ids: &[i32], positions: &[i32], cu_seqlens: &[i32]) -> Result<Vec<f64>> {
     let ops = &*trainer.ops;
     let batch = Batch::new(ops, ids, positions, cu_seqlens)?;
-    let cx = Cx { ops, weights: &trainer.weights, rope: &trainer.rope, batch: &batch };
+    let cx = Cx { ops, weights: &trainer.weights, rope: &trainer.rope, batch: &batch, ranks: temper_model::Ranks::single() };
     Ok(read_floats(ops, &trainer.model.forward_logits(&cx)?)?)
 }
 

@@ -29,7 +29,7 @@ fn logits(folder: &Path, ids: &[i32]) -> Vec<Vec<f64>> {
     let rope = RopeTables::new(&ops, &arch, ids.len(), DType::F32).unwrap();
     let positions: Vec<i32> = (0..ids.len() as i32).collect();
     let batch = Batch::new(&ops, ids, &positions, &[0, ids.len() as i32]).unwrap();
-    let cx = Cx { ops: &ops, weights: &weights, rope: &rope, batch: &batch };
+    let cx = Cx { ops: &ops, weights: &weights, rope: &rope, batch: &batch, ranks: temper_model::Ranks::single() };
     let all = read_floats(&ops, &model.forward_logits(&cx).unwrap()).unwrap();
     all.chunks(arch.vocab).map(<[f64]>::to_vec).collect()
 }

@@ -44,6 +44,10 @@ fn inputs(op: Op, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Re
         return op.wrong("q", q, format!("[T, Nq, D] with Nq a multiple of Nk = {nk} and D in 1..={largest}"));
     }
     let [b1] = op.dims("seqs.cu", seqs.cu)?;
+    if let Some(keys) = seqs.keys {
+        // Context parallelism: not there yet on this backend.
+        return op.wrong("seqs.keys", keys.cu, "no keys of their own (attention over other ranks' keys runs on the CPU only so far)");
+    }
     if b1 < 2 && t > 0 {
         return op.wrong("seqs.cu", seqs.cu, "[B+1] with at least one sequence");
     }

@@ -25,6 +25,41 @@ pub fn cross_entropy(c: &Cuda, losses: ViewMut, logits: ViewMut, targets: View, 
         let grid = Grid::line(n * CLUSTER, 256).shared(part * dtype.size());
         return Ok(c.kernels.launch("loss.cu", v, "cross_entropy_cluster", grid, args![l, x, t, w, classes, part])?);
     }
-    let threads = (classes / v.width()).div_ceil(4).next_multiple_of(32).clamp(32, 1024);
-    Ok(c.kernels.launch("loss.cu", v, "cross_entropy", Grid::line(n, threads), args![l, x, t, w, classes])?)
+    Ok(c.kernels.launch("loss.cu", v, "cross_entropy", Grid::line(n, row_threads(classes, v)), args![l, x, t, w, classes])?)
+}
+
+/// Threads of a block that reads one row.
+fn row_threads(classes: usize, v: Variant) -> usize {
+    (classes / v.width()).div_ceil(4).next_multiple_of(32).clamp(32, 1024)
+}
+
+pub fn vocab_stats(c: &Cuda, stats: ViewMut, logits: View, targets: View, first: usize) -> Result<()> {
+    let op = Op("vocab_stats");
+    let dtype = op.activation("logits", logits.dtype())?;
+    let [n, classes] = op.dims("logits", logits)?;
+    let x = op.address("logits", logits)?;
+    let (s, t) = (op.output("stats", &stats, DType::F32, &[n, 3])?, op.input("targets", targets, DType::I32, &[n])?);
+    let v = Variant::of(dtype, vectors(dtype, classes, &[x]));
+    Ok(c.kernels.launch("loss.cu", v, "vocab_stats", Grid::line(n, row_threads(classes, v)), args![s, x, t, classes, first])?)
+}
+
+pub fn cross_entropy_divided(
+    c: &Cuda,
+    losses: ViewMut,
+    logits: ViewMut,
+    targets: View,
+    first: usize,
+    stats: View,
+    grad_weights: Option<View>,
+) -> Result<()> {
+    let op = Op("cross_entropy_divided");
+    let dtype = op.activation("logits", logits.dtype())?;
+    let ([n, classes], [ranks, _, _]) = (op.dims("logits", logits.as_view())?, op.dims("stats", stats)?);
+    let x = op.address("logits", logits.as_view())?;
+    let (l, t) = (op.output("losses", &losses, DType::F32, &[n])?, op.input("targets", targets, DType::I32, &[n])?);
+    let s = op.input("stats", stats, DType::F32, &[ranks, n, 3])?;
+    let w = grad_weights.map(|w| op.input("grad_weights", w, DType::F32, &[n])).transpose()?.unwrap_or(0);
+    let v = Variant::of(dtype, vectors(dtype, classes, &[x]));
+    let grid = Grid::line(n, row_threads(classes, v));
+    Ok(c.kernels.launch("loss.cu", v, "cross_entropy_divided", grid, args![l, x, t, s, w, classes, first, ranks])?)
 }

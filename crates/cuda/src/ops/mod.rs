@@ -242,6 +242,21 @@ impl Ops for Cuda {
         loss::cross_entropy(self, losses, logits, targets, grad_weights)
     }
 
+    fn vocab_stats(&self, stats: ViewMut, logits: View, targets: View, first: usize) -> Result<()> {
+        loss::vocab_stats(self, stats, logits, targets, first)
+    }
+    fn cross_entropy_divided(
+        &self,
+        losses: ViewMut,
+        logits: ViewMut,
+        targets: View,
+        first: usize,
+        stats: View,
+        grad_weights: Option<View>,
+    ) -> Result<()> {
+        loss::cross_entropy_divided(self, losses, logits, targets, first, stats, grad_weights)
+    }
+
     fn sum_squares(&self, out: ViewMut, x: View) -> Result<()> {
         reduce::sum_squares(self, out, x)
     }

@@ -158,7 +158,7 @@ impl Setup {
 
     /// The context of a batch.
     pub fn cx<'a>(&'a self, batch: &'a Batch) -> Cx<'a> {
-        Cx { ops: &self.ops, weights: &self.weights, rope: &self.rope, batch }
+        Cx { ops: &self.ops, weights: &self.weights, rope: &self.rope, batch, ranks: temper_model::Ranks::single() }
     }
 
     /// Zero gradients.

@@ -75,8 +75,7 @@ pub(super) fn sequences(op: Op, seqs: PackedSeqs, t: usize, s: usize) -> Result<
     };
     op.bounds("cu_seqlens of the keys", keys, s)?;
     let range = |cu: &[i32]| cu[0] as usize..cu[1] as usize;
-    let all: Vec<Sequence> =
-        queries.windows(2).zip(keys.windows(2)).map(|(q, k)| Sequence { queries: range(q), keys: range(k) }).collect();
+    let all: Vec<Sequence> = queries.windows(2).zip(keys.windows(2)).map(|(q, k)| Sequence { queries: range(q), keys: range(k) }).collect();
     let fits = all.iter().all(|s| s.keys.len() >= s.queries.len());
     op.require(fits, "cu_seqlens of the keys", &[b1], "at least as many keys as queries in each sequence")?;
     Ok(all)

@@ -125,15 +125,7 @@ fn head_grad<T: Float>(x: &Inputs<T>, seq: &Sequence, h: usize) -> HeadGrad<T> {
 
 /// From the products q.k and dout.v of `tokens` and `keys` to P and scale * dS.
 #[inline(always)]
-fn differentiate<T: Float>(
-    p: &mut [T],
-    ds: &mut [T],
-    x: &Inputs<T>,
-    tokens: Range<usize>,
-    seq: &Sequence,
-    keys: Range<usize>,
-    h: usize,
-) {
+fn differentiate<T: Float>(p: &mut [T], ds: &mut [T], x: &Inputs<T>, tokens: Range<usize>, seq: &Sequence, keys: Range<usize>, h: usize) {
     let n = keys.len();
     for ((p, ds), t) in p.chunks_mut(n).zip(ds.chunks_mut(n)).zip(tokens) {
         let at = t * x.heads.nq + h;

@@ -152,3 +152,38 @@ pub fn cross_entropy(b: &mut Bench, n: usize, v: usize) {
         (0..n).flat_map(row).collect()
     });
 }
+
+/// Cross-entropy of a vocabulary in `parts`, all of them computed here one after another.
+pub fn cross_entropy_divided(b: &mut Bench, n: usize, v: usize, parts: usize) {
+    let (whole, weights) = (b.randn(&[n, v], 3.0), b.stat_randn(&[n], 1.0));
+    let mut targets: Vec<i32> = b.random_indices(n, v).iter().map(|&i| i as i32).collect();
+    targets.iter_mut().skip(2).step_by(4).for_each(|t| *t = -100);
+    let on_backend = b.raw_indices(&[n], targets.clone());
+    let borders: Vec<usize> = (0..=parts).map(|p| v * p / parts).collect();
+    let mut logits: Vec<Tensor> = borders
+        .windows(2)
+        .map(|w| {
+            let columns = (0..n).flat_map(|i| whole.host[i * v + w[0]..i * v + w[1]].to_vec()).collect();
+            b.input(&[n, w[1] - w[0]], columns).tensor
+        })
+        .collect();
+    let mut stats = b.stat_output(&[parts, n, 3]);
+    for (p, logits) in logits.iter().enumerate() {
+        b.ops.vocab_stats(stats.view_mut().index(p), logits.view(), on_backend.view(), borders[p]).unwrap();
+    }
+    let losses = || -> Vec<f64> { (0..n).map(|i| row_loss(&whole.host[i * v..(i + 1) * v], targets[i])).collect() };
+    for (p, logits) in logits.iter_mut().enumerate() {
+        let mut out = b.stat_output(&[n]);
+        let grads = Some(weights.view());
+        b.ops.cross_entropy_divided(out.view_mut(), logits.view_mut(), on_backend.view(), borders[p], stats.view(), grads).unwrap();
+        b.check("losses", &out, losses);
+        b.check_grad("dlogits", logits, || {
+            let row = |i: usize| {
+                let x = &whole.host[i * v..(i + 1) * v];
+                let all = numeric_grad(x, |x| weights.host[i] * row_loss(x, targets[i]));
+                all[borders[p]..borders[p + 1]].to_vec()
+            };
+            (0..n).flat_map(row).collect()
+        });
+    }
+}

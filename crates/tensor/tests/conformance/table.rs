@@ -43,6 +43,9 @@ pub fn cases() -> Vec<Case> {
         case!(moe::dispatch, t, n, 5, 2);
     }
     case!(dense::cross_entropy, 3, 40_000);
+    for (n, v, parts) in [(0, 4, 2), (1, 5, 1), (5, 7, 3), (9, 300, 4)] {
+        case!(dense::cross_entropy_divided, n, v, parts);
+    }
     for (t, nq, nk, d) in [(0, 2, 1, 4), (1, 1, 1, 2), (5, 3, 3, 6), (40, 4, 2, 16), (300, 3, 1, 8)] {
         for normed in [false, true] {
             case!(norm::qkv_prepare, t, nq, nk, d, normed);
@@ -58,6 +61,9 @@ pub fn cases() -> Vec<Case> {
         case!(attention::backward, lengths, nq, nk, d);
     }
     case!(attention::forward, &[300, 129, 64], 6, 3, 16);
+    for (seqs, nq, nk, d) in [(&[(1, 1)][..], 1, 1, 2), (&[(2, 5), (0, 3), (4, 4)], 4, 2, 4), (&[(65, 200), (3, 140)], 2, 1, 4)] {
+        case!(attention::later_queries, seqs, nq, nk, d);
+    }
     case!(attention::paged, &[(1, 1)], 1, 1, 2, 4);
     case!(attention::paged, &[(1, 9), (0, 3), (5, 5), (3, 20)], 4, 2, 8, 4);
     case!(attention::paged, &[(1, 300), (1, 77)], 6, 2, 16, 16);
