@@ -17,5 +17,5 @@ mod solo;
 pub use comm::{Comm, Pending, Reduce, Work, World};
 pub use error::{Error, Result};
 pub use host::{HostWorld, threads};
-pub use mesh::{Axes, Mesh};
+pub use mesh::{Axes, Line, Mesh};
 pub use solo::Solo;

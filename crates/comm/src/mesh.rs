@@ -3,8 +3,9 @@
 //! The ranks of a pipeline stage are seen twice: as tp x cp x dp, and as etp x ep x expert_dp (MoE Parallel Folding, Liu et al.
 //! 2025; `RankGenerator` of Megatron-Core). The fastest axis comes first, the stage last.
 
-use crate::{Comm, Error, Result, Solo, World};
+use crate::{Comm, Error, Pending, Result, Solo, World};
 use std::{collections::HashMap, sync::Arc};
+use temper_tensor::{View, ViewMut};
 
 /// Sizes of the axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +53,45 @@ fn along(rank: usize, size: usize, stride: usize) -> Vec<usize> {
     (0..size).map(|i| first + i * stride).collect()
 }
 
+/// One direction of a pipeline at one stage. Each connection of two neighbours is a group of its own, so that none waits for another.
+#[derive(Clone)]
+pub struct Line {
+    to: Arc<dyn Comm>,
+    from: Arc<dyn Comm>,
+}
+
+impl Line {
+    /// Hands `x` to the next stage in this direction.
+    pub fn send<'a>(&self, x: View<'a>) -> Result<Pending<'a>> {
+        self.to.send(x, 1)
+    }
+
+    /// Receives what the stage before in this direction sends.
+    pub fn recv<'a>(&self, x: ViewMut<'a>) -> Result<Pending<'a>> {
+        self.from.recv(x, 0)
+    }
+
+    /// The connections from each of `pipeline`'s ranks to the next. Every rank of the job makes all of them, alone in those of others.
+    fn new(world: &dyn World, name: &str, pipeline: &[usize]) -> Result<Line> {
+        let solo: Arc<dyn Comm> = Arc::new(Solo);
+        let mut line = Line { to: solo.clone(), from: solo };
+        if pipeline.len() == 1 {
+            return Ok(line);
+        }
+        let rank = world.rank();
+        for (stage, &source) in pipeline.iter().enumerate() {
+            let target = pipeline[(stage + 1) % pipeline.len()];
+            let name = format!("{name} from stage {stage}");
+            match rank {
+                _ if rank == source => line.to = world.group(&name, &[source, target])?,
+                _ if rank == target => line.from = world.group(&name, &[source, target])?,
+                _ => drop(world.group(&name, &[rank])?),
+            }
+        }
+        Ok(line)
+    }
+}
+
 /// The groups that one rank belongs to.
 #[derive(Clone)]
 pub struct Mesh {
@@ -73,10 +113,10 @@ pub struct Mesh {
     pub dp: Arc<dyn Comm>,
     /// Those that hold the same slices of the same experts.
     pub expert_dp: Arc<dyn Comm>,
-    /// The stages of this rank's pipeline, for what flows forward.
-    pub forward: Arc<dyn Comm>,
-    /// The same for what flows backward.
-    pub backward: Arc<dyn Comm>,
+    /// From stage to stage of this rank's pipeline, and from the last round to the first.
+    pub forward: Line,
+    /// The other way round.
+    pub backward: Line,
     /// First and last stage; the stages between are alone.
     pub ends: Arc<dyn Comm>,
     /// Neighbouring tensor ranks that hold a copy of the same key and value heads, by number of copies: see [`Mesh::copies`].
@@ -98,8 +138,8 @@ impl Mesh {
             experts: s(),
             dp: s(),
             expert_dp: s(),
-            forward: s(),
-            backward: s(),
+            forward: Line { to: s(), from: s() },
+            backward: Line { to: s(), from: s() },
             ends: s(),
             copies: HashMap::new(),
         }
@@ -145,8 +185,8 @@ impl Mesh {
             experts: group("experts", along(rank, etp * ep, 1))?,
             dp: group("dp", along(rank, cp * dp, tp))?,
             expert_dp: group("expert_dp", along(rank, axes.expert_dp(), etp * ep))?,
-            forward: group("forward", pipeline.clone())?,
-            backward: group("backward", pipeline)?,
+            forward: Line::new(world, "forward", &pipeline)?,
+            backward: Line::new(world, "backward", &pipeline.iter().rev().copied().collect::<Vec<_>>())?,
             ends,
             copies: by_count,
         })

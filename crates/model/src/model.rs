@@ -236,7 +236,20 @@ impl Model {
         if aux.is_some() { AuxStats::new(cx, &self.arch) } else { Ok(None) }
     }
 
-    /// Output of the last layer, [T, H], keeping nothing.
+    /// What the last stage will say the auxiliary losses add to the gradients, its values to be received.
+    pub fn aux_grad(&self, cx: &Cx, aux: &Option<AuxSettings>) -> Result<AuxGrad> {
+        match (self.aux_stats(cx, aux)?, aux) {
+            (Some(stats), Some(settings)) => AuxGrad::expected(cx, &stats, settings),
+            _ => Ok(AuxGrad::default()),
+        }
+    }
+
+    /// Output of layers `range`, [T, H], keeping nothing.
+    pub fn forward_only(&self, cx: &Cx, range: Range<usize>, x: Act) -> Result<Act> {
+        self.layers[range].iter().try_fold(x, |x, layer| Ok(layer.forward(cx, &x)?.0))
+    }
+
+    /// Output of the last layer of all, [T, H], keeping nothing.
     fn forward_hidden(&self, cx: &Cx, mut stats: Option<&mut AuxStats>) -> Result<Act> {
         let mut x = self.embedding()?.forward(cx)?;
         for layer in &self.layers {

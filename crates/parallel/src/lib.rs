@@ -6,10 +6,12 @@
 //! Must not know: losses, data sets.
 
 mod optimizer;
+mod pipeline;
 mod refusal;
 pub mod schedule;
 mod stages;
 
 pub use optimizer::{AdamWConfig, Optimizer, Settled};
+pub use pipeline::{Micro, Pipeline, Stage};
 pub use refusal::{PipelineRule, Refusal};
 pub use stages::{Stages, balanced_split};
