@@ -8,7 +8,9 @@ use crate::schedule::Step;
 use std::{collections::HashMap, sync::Arc};
 use temper_comm::{Line, Pending};
 use temper_model::aux::AuxGrad;
-use temper_model::{Act, AuxStats, Batch, Cx, Error, Grads, Kept, Model, Objective, Outputs, Ranks, Result, RopeTables, Weights, finish_aux};
+use temper_model::{
+    Act, AuxStats, Batch, Cx, Error, Grads, Kept, Model, Objective, Outputs, Ranks, Result, RopeTables, Weights, finish_aux,
+};
 use temper_tensor::{Ops, Phase, Tensor};
 
 /// What every pass reads.

@@ -7,7 +7,7 @@ use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
 use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
 use temper_data::{ChatTemplate, Dataset, Tokenizer};
-use temper_model::{Grads, Model, Parts, Recompute, RopeTables, Weights, param::ParamId};
+use temper_model::{Grads, Model, Parts, Portion, Ranks, Recompute, RopeTables, Weights, param::ParamId};
 use temper_parallel::{AdamWConfig, Optimizer};
 use temper_tensor::{Balance, DType, Ops, Purpose};
 
@@ -59,12 +59,13 @@ pub fn prepare(resolved: &Resolved, source: Source) -> Result<Prepared> {
 pub fn trainer(
     config: &Config,
     source: &Source,
+    (ranks, portion): (Ranks, &Portion),
     precision: Precision,
     longest: usize,
     ops: Arc<dyn Ops>,
 ) -> Result<(Trainer, Vec<String>)> {
     let arch = &source.arch;
-    let model = network(config, arch, precision, &*ops)?;
+    let model = network(config, arch, portion, precision, &*ops)?;
     let mut notices = arch.notices.clone();
     let host = match config.model.init {
         InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
@@ -74,7 +75,7 @@ pub fn trainer(
             tensors
         }
     };
-    let mut trainer = configured(config, model, precision, longest, ops)?;
+    let mut trainer = configured(config, model, ranks, precision, longest, ops)?;
     trainer.set_weights(host)?;
     Ok((trainer, notices))
 }
@@ -86,9 +87,9 @@ fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
     if ops.on_device() { (fit / 256 * 256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
 }
 
-/// The network of an architecture as the configuration wants it.
-pub(crate) fn network(config: &Config, arch: &Arch, precision: Precision, ops: &dyn Ops) -> Result<Model> {
-    let mut model = Model::new(arch)?;
+/// What a rank holds of the network of an architecture, as the configuration wants it.
+pub(crate) fn network(config: &Config, arch: &Arch, portion: &Portion, precision: Precision, ops: &dyn Ops) -> Result<Model> {
+    let mut model = Model::part(arch, portion)?;
     if let Some(head) = &mut model.head {
         head.chunk_rows = match config.memory.loss_chunk {
             0 => loss_chunk(arch, precision, ops),
@@ -99,17 +100,25 @@ pub(crate) fn network(config: &Config, arch: &Arch, precision: Precision, ops: &
 }
 
 /// [`allocate`] as the configuration says, for documents of up to `longest` tokens.
-pub(crate) fn configured(config: &Config, model: Model, precision: Precision, longest: usize, ops: Arc<dyn Ops>) -> Result<Trainer> {
+pub(crate) fn configured(
+    config: &Config,
+    model: Model,
+    ranks: Ranks,
+    precision: Precision,
+    longest: usize,
+    ops: Arc<dyn Ops>,
+) -> Result<Trainer> {
     let optim = &config.optim;
     let adamw = AdamWConfig { betas: optim.betas, eps: optim.eps, weight_decay: optim.weight_decay, clip: optim.clip };
     let settings = settings(config, &model.arch)?;
     let rope = RopeTables::new(&*ops, &model.arch, longest.max(1), precision.weights)?;
-    allocate(model, precision, adamw, settings, rope, ops)
+    allocate(model, ranks, precision, adamw, settings, rope, ops)
 }
 
 /// Weights (unspecified), gradients and moments of a model: everything that lives from the first step to the last.
 pub fn allocate(
     model: Model,
+    ranks: Ranks,
     precision: Precision,
     adamw: AdamWConfig,
     settings: Settings,
@@ -126,7 +135,7 @@ pub fn allocate(
     ops.account(Purpose::Optimizer);
     let optimizer = Optimizer::new(&*ops, &model.params, precision.weights, precision.moments, precision.offload, adamw)?;
     ops.account(before);
-    Ok(Trainer { ops, model, weights, grads, optimizer, rope, settings })
+    Ok(Trainer { ops, ranks, model, weights, grads, optimizer, rope, settings })
 }
 
 /// The parts of a layer that selective recomputation drops.

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 use std::{sync::Arc, time::Instant};
 use temper_config::{Arch, Config, Resolved};
 use temper_data::StepBatch;
-use temper_model::Model;
+use temper_model::{Model, Portion, Ranks};
 use temper_tensor::{DType, Level, Ops, Phase, Recording, Traced};
 
 /// Most tokens of a step: what they are drawn into takes 16 bytes each on the host.
@@ -59,11 +59,11 @@ impl Bench {
         let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
         let work = work(config, options, precision)?;
-        let model = setup::network(config, &arch, precision, &*ops)?;
+        let model = setup::network(config, &arch, &Portion::whole(&arch), precision, &*ops)?;
         must_fit(&model, &work, precision, &*ops)?;
         let batch = input::batch(&work, arch.vocab, config.train.seed);
         let traced = Arc::new(Traced::new(ops));
-        let mut trainer = setup::configured(config, model, precision, work.doc_len, traced.clone())?;
+        let mut trainer = setup::configured(config, model, Ranks::single().clone(), precision, work.doc_len, traced.clone())?;
         input::draw_weights(&mut trainer, config.train.seed)?;
         traced.wait()?;
         Ok(Bench {
