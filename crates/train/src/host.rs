@@ -44,7 +44,7 @@ impl Trainer {
     }
 
     /// Sets weights (and masters) to host values of any float type, one tensor per parameter and in its shape.
-    pub(crate) fn set_weights(&mut self, values: Vec<Tensor>) -> Result<()> {
+    pub fn set_weights(&mut self, values: Vec<Tensor>) -> Result<()> {
         let ops = &*self.ops;
         if self.weights.dtype() == DType::F32 && values.iter().all(|t| t.dtype() == DType::F32) {
             // Taken over as they are: on the CPU without a copy. What was allocated goes first.
