@@ -345,6 +345,12 @@ pub struct BenchStep {
     /// Micro-batches of an optimizer step.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub accumulate: u32,
+    /// Measure one rank of a layout on this device, the other ranks not there (communication costs nothing).
+    #[arg(long, value_name = "RANK", requires = "layout")]
+    pub as_rank: Option<usize>,
+    /// The layout, e.g. tp=8,pp=2,ep=4,etp=1,dp=4. Keys: tp, pp, vpp, ep, etp, cp, dp, split.
+    #[arg(long = "of", value_name = "LAYOUT", requires = "as_rank", id = "layout")]
+    pub of: Option<String>,
     /// Timed steps.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub steps: u32,

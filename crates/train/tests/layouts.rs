@@ -150,10 +150,15 @@ impl Job {
         let mut answer = Answer::default();
         trainer.accumulate(&self.batch(0)).unwrap();
         let ranks = trainer.ranks.clone();
-        answer.grads = by_name(&trainer, |t, id| host(&*t.ops, t.grads.get(id)), 0.0, |shard| {
-            // Each tensor rank has the whole of such a gradient: one is enough.
-            shard != Shard::Replicated || ranks.sequence || ranks.mesh.tp.rank() == 0
-        });
+        answer.grads = by_name(
+            &trainer,
+            |t, id| host(&*t.ops, t.grads.get(id)),
+            0.0,
+            |shard| {
+                // Each tensor rank has the whole of such a gradient: one is enough.
+                shard != Shard::Replicated || ranks.sequence || ranks.mesh.tp.rank() == 0
+            },
+        );
         for step in 0..STEPS {
             let done = trainer.step(&self.batch(step), 1e-2).unwrap();
             assert!(done.updated);
@@ -224,7 +229,12 @@ fn agree(job: &Job, one: &Answer, layout: &Layout) {
     let tolerance = if job.dtype == DType::F64 { 1e-9 } else { 1e-5 };
     for (step, (found, want)) in many.steps.iter().zip(&one.steps).enumerate() {
         for (found, want) in found.iter().zip(want) {
-            assert!((found - want).abs() <= tolerance * want.abs(), "{layout:?}, step {step}: {:?}, one rank {:?}", many.steps[step], one.steps[step]);
+            assert!(
+                (found - want).abs() <= tolerance * want.abs(),
+                "{layout:?}, step {step}: {:?}, one rank {:?}",
+                many.steps[step],
+                one.steps[step]
+            );
         }
     }
     let compared = [("gradient", &many.grads, &one.grads), ("weight", &many.weights, &one.weights)];
