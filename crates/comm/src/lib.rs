@@ -1,7 +1,7 @@
 //! What ranks say to each other.
 //!
 //! Owns: [`Comm`], the collectives of one process group; [`World`], which makes groups; [`Mesh`], the groups of a layout; the
-//! transports between host memories (threads of one process, TCP).
+//! transports between host memories (threads of one process, TCP); the flight [`Recorder`].
 //!
 //! Must not know: what a group is for.
 //!
@@ -12,10 +12,14 @@ mod comm;
 mod error;
 mod host;
 mod mesh;
+mod operation;
+mod recorder;
 mod solo;
 
-pub use comm::{Comm, Pending, Reduce, World};
+pub use comm::{Comm, Pending, Reduce, Work, World};
 pub use error::{Error, Result};
-pub use host::{HostWorld, threads};
+pub use host::{HostWorld, Tcp, tcp, threads};
 pub use mesh::{Axes, Mesh};
+pub use operation::Operation;
+pub use recorder::{Entry, Recorder, Standing, State, Ticket};
 pub use solo::Solo;
