@@ -8,6 +8,7 @@
 //! A rule for all of them: every rank of a group calls the same operations in the same order. On host memory this is checked, and
 //! a rank that strays, ends or stays silent gives an error on the others that names it.
 
+pub mod bench;
 mod comm;
 mod error;
 mod host;

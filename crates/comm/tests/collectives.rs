@@ -8,13 +8,13 @@ use temper_comm::{Axes, Comm, Error, Mesh, Reduce, World};
 use temper_tensor::{Tensor, View};
 
 #[test]
-fn reductions_gathers_and_scatters_are_what_they_are_defined_to_be() {
+fn operations_are_what_they_are_defined_to_be() {
     for transport in TRANSPORTS {
         for n in [2, 3, 4] {
             on_all(transport, n, |comm, _| check_collectives(&*comm, 1));
         }
-        // Messages of some megabytes, which no socket takes in one piece.
-        on_all(transport, 3, |comm, _| check_collectives(&*comm, 100_000));
+        // Messages of a megabyte, which no socket takes in one piece.
+        on_all(transport, 3, |comm, _| check_collectives(&*comm, 20_000));
     }
 }
 
@@ -30,25 +30,6 @@ fn sixteen_bit_floats_are_added_in_f32_and_rounded_once() {
             x.as_slice::<bf16>().unwrap()[0].to_f32()
         });
         assert_eq!(sums, [260.0; 4]);
-    }
-}
-
-#[test]
-fn rows_go_where_the_counts_say() {
-    for transport in TRANSPORTS {
-        // Rank r sends r + to rows to rank `to`, each row [r, to].
-        let n = 3;
-        on_all(transport, n, |comm, rank| {
-            let send: Vec<usize> = (0..n).map(|to| rank + to).collect();
-            let receive: Vec<usize> = (0..n).map(|from| from + rank).collect();
-            let rows: Vec<i32> = (0..n).flat_map(|to| [rank as i32, to as i32].repeat(send[to])).collect();
-            let x = Tensor::from_vec(rows, &[send.iter().sum(), 2]);
-            let total: usize = receive.iter().sum();
-            let mut out = Tensor::from_vec(vec![0i32; total * 2], &[total, 2]);
-            comm.all_to_all(out.view_mut(), &receive, x.view(), &send).unwrap().wait().unwrap();
-            let want: Vec<i32> = (0..n).flat_map(|from| [from as i32, rank as i32].repeat(receive[from])).collect();
-            assert_eq!(out.as_slice::<i32>().unwrap(), want);
-        });
     }
 }
 

@@ -25,9 +25,12 @@ pub(crate) enum Absence {
     Gone(String),
 }
 
+type Message = (Header, Vec<u8>);
+
 #[derive(Default)]
 struct State {
-    queues: HashMap<(usize, u64), VecDeque<(Header, Vec<u8>)>>,
+    /// By sender and group.
+    queues: HashMap<(usize, u64), VecDeque<Message>>,
     gone: HashMap<usize, String>,
     standings: HashMap<usize, Standing>,
 }
@@ -70,7 +73,7 @@ impl Mailbox {
     }
 
     /// The next message of rank `from` within a group.
-    pub fn take(&self, from: usize, group: u64, patience: Duration) -> Result<(Header, Vec<u8>), Absence> {
+    pub fn take(&self, from: usize, group: u64, patience: Duration) -> Result<Message, Absence> {
         self.wait_for(from, patience, |state| state.queues.get_mut(&(from, group)).and_then(VecDeque::pop_front))
     }
 

@@ -1,9 +1,12 @@
 //! Worlds of several ranks within one process, over every transport, and what all collectives must give.
 #![allow(dead_code)] // each test file uses a part of it
 
+pub mod collectives;
+
+pub use collectives::value;
 use std::{net::TcpListener, sync::Arc, time::Duration};
-use temper_comm::{Comm, HostWorld, Reduce, Result, Tcp, World, tcp, threads};
-use temper_tensor::Tensor;
+use temper_comm::{Comm, HostWorld, Result, Tcp, World, tcp, threads};
+use temper_tensor::{Tensor, cpu::Cpu};
 
 /// A rank that is waited for so long fails its test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -72,52 +75,11 @@ pub fn everyone(world: &HostWorld) -> Arc<dyn Comm> {
     world.group("all", &members).unwrap()
 }
 
-/// A value that no other rank and place has, exact in every type.
-pub fn value(rank: usize, i: usize) -> f32 {
-    (rank * 7 + i % 5) as f32 - 3.0
-}
-
 pub fn tensor(rank: usize, len: usize) -> Tensor {
-    Tensor::from_vec((0..len).map(|i| value(rank, i)).collect::<Vec<f32>>(), &[len])
+    Tensor::from_vec((0..len).map(|i| value(rank, i) as f32).collect::<Vec<f32>>(), &[len])
 }
 
-/// Every collective on buffers of about `4 n` elements, or `scale` times as many, against its definition.
+/// Every collective against its definition; see [`collectives`].
 pub fn check_collectives(comm: &dyn Comm, scale: usize) {
-    let (n, rank) = (comm.size(), comm.rank());
-    let part = 4 * scale;
-    let len = part * n;
-    // Lengths that do not divide are allowed where the whole result stays with everyone.
-    for len in [0, 1, len, len + 1] {
-        let mut x = tensor(rank, len);
-        comm.all_reduce(x.view_mut(), Reduce::Sum).unwrap().wait().unwrap();
-        let want: Vec<f32> = (0..len).map(|i| (0..n).map(|r| value(r, i)).sum()).collect();
-        assert_eq!(x.as_slice::<f32>().unwrap(), want);
-        let mut x = tensor(rank, len);
-        comm.all_reduce(x.view_mut(), Reduce::Max).unwrap().wait().unwrap();
-        let want: Vec<f32> = (0..len).map(|i| value(n - 1, i)).collect();
-        assert_eq!(x.as_slice::<f32>().unwrap(), want);
-    }
-    let x = tensor(rank, len);
-    let mut gathered = Tensor::from_vec(vec![0f32; n * len], &[n * len]);
-    comm.all_gather(gathered.view_mut(), x.view()).unwrap().wait().unwrap();
-    let want: Vec<f32> = (0..n).flat_map(|r| (0..len).map(move |i| value(r, i))).collect();
-    assert_eq!(gathered.as_slice::<f32>().unwrap(), want);
-
-    let mut out = Tensor::from_vec(vec![0f32; part], &[part]);
-    comm.reduce_scatter(out.view_mut(), x.view()).unwrap().wait().unwrap();
-    let own = rank * part..(rank + 1) * part;
-    let want: Vec<f32> = own.clone().map(|i| (0..n).map(|r| value(r, i)).sum()).collect();
-    assert_eq!(out.as_slice::<f32>().unwrap(), want);
-
-    let mut x = tensor(rank, len);
-    comm.reduce_scatter_in_place(x.view_mut()).unwrap().wait().unwrap();
-    assert_eq!(x.as_slice::<f32>().unwrap()[own], want);
-    comm.all_gather_in_place(x.view_mut()).unwrap().wait().unwrap();
-    let want: Vec<f32> = (0..len).map(|i| (0..n).map(|r| value(r, i)).sum()).collect();
-    assert_eq!(x.as_slice::<f32>().unwrap(), want);
-
-    let mut x = tensor(rank, len);
-    comm.broadcast(x.view_mut(), n - 1).unwrap().wait().unwrap();
-    assert_eq!(x.as_slice::<f32>().unwrap(), tensor(n - 1, len).as_slice::<f32>().unwrap());
-    comm.barrier().unwrap();
+    collectives::check_collectives(comm, &Cpu::new(1), scale);
 }

@@ -20,13 +20,16 @@ const AT_ONCE: usize = 256;
 /// Reads what a connection says first; the error says why it was turned away.
 type Greet<T> = dyn Fn(&TcpStream, Deadline) -> io::Result<T> + Send + Sync;
 
+/// A connection, and what it said.
+type Greeted<T> = (SocketAddr, io::Result<(T, TcpStream)>);
+
 /// A listener with somebody at the door.
 pub(super) struct Door<T> {
     listener: TcpListener,
     greet: Arc<Greet<T>>,
     at_door: usize,
-    sender: Sender<(SocketAddr, io::Result<(T, TcpStream)>)>,
-    receiver: Receiver<(SocketAddr, io::Result<(T, TcpStream)>)>,
+    sender: Sender<Greeted<T>>,
+    receiver: Receiver<Greeted<T>>,
     turned_away: usize,
     last: Option<String>,
 }
