@@ -1,6 +1,8 @@
 //! `temper bench`
 
+mod comm;
 mod print;
+mod workers;
 
 use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject};
 use crate::exit::BadInput;
@@ -20,6 +22,7 @@ pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()
     match command {
         Command::Step(args) => step(args, open, started),
         Command::Ops(args) => ops(args, open, started),
+        Command::Comm(args) => comm::run(args),
     }
 }
 
