@@ -187,11 +187,7 @@ impl Buckets {
     }
 
     /// Begins an operation between ranks on a bucket.
-    pub fn exchange(
-        &mut self,
-        bucket: usize,
-        start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>,
-    ) -> Result<()> {
+    pub fn exchange(&mut self, bucket: usize, start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>) -> Result<()> {
         let bucket = self.buckets[bucket].as_mut().ok_or_else(|| Error::MissingWeights(format!("bucket {bucket}")))?;
         // The bucket keeps its tensor alive and lets nobody at it until the operation was waited for.
         let pending = start(flat(bucket)?)?.detach();

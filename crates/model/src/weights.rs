@@ -87,11 +87,7 @@ impl Weights {
 
     /// Begins an operation between ranks on the weights of a bucket, such as gathering what each has updated. Who next uses one of
     /// them waits for it.
-    pub fn exchange(
-        &mut self,
-        bucket: usize,
-        start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>,
-    ) -> Result<()> {
+    pub fn exchange(&mut self, bucket: usize, start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>) -> Result<()> {
         self.buckets.exchange(bucket, start)
     }
 }
@@ -244,11 +240,7 @@ impl Grads {
     }
 
     /// Begins an operation between ranks on the gradients of a closed bucket. Who next uses one of them waits for it.
-    pub fn exchange(
-        &mut self,
-        bucket: usize,
-        start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>,
-    ) -> Result<()> {
+    pub fn exchange(&mut self, bucket: usize, start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>) -> Result<()> {
         self.buckets.exchange(bucket, start)
     }
 }

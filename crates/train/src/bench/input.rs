@@ -98,7 +98,7 @@ mod tests {
         let cpu = temper_tensor::cpu::Cpu::new(1);
         let block = Tensor::from_vec((0..16).map(|i| i as f32).collect(), &[16]);
         let mut weight = Tensor::from_vec(vec![-1f32; 37], &[37]);
-        assert_eq!(tile(&cpu, &mut weight, &block, 8).unwrap(), 0);
+        assert_eq!(tile(&cpu, weight.view_mut(), &block, 8).unwrap(), 0);
         let wanted: Vec<f32> = (0..37).map(|i| ((i + 8) % 16) as f32).collect();
         assert_eq!(weight.as_slice::<f32>().unwrap(), wanted);
     }
