@@ -107,9 +107,7 @@ pub fn later_queries(b: &mut Bench, lengths: &'static [usize], skip: usize, nq: 
     let (mut dq, mut dk, mut dv) = (b.output(&[t, nq, d]), b.output(&[s, nk, d]), b.output(&[s, nk, d]));
     let (saved, inputs) = ((dout.view(), o.view(), lse.view()), (q.view(), k.view(), v.view()));
     let outputs = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-    b.ops
-        .attention_grad(outputs.0, outputs.1, outputs.2, saved.0, saved.1, saved.2, inputs.0, inputs.1, inputs.2, seqs, SCALE)
-        .unwrap();
+    b.ops.attention_grad(outputs.0, outputs.1, outputs.2, saved.0, saved.1, saved.2, inputs.0, inputs.1, inputs.2, seqs, SCALE).unwrap();
     let loss = |q: &[f64], k: &[f64], v: &[f64]| inner(&expected(q, k, v).0, &dout.host);
     b.check_grad("dq", &dq, || numeric_grad(&q.host, |q| loss(q, &k.host, &v.host)));
     b.check_grad("dk", &dk, || numeric_grad(&k.host, |k| loss(&q.host, k, &v.host)));
