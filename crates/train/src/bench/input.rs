@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn documents_end_with_their_sequence() {
-        let batch = batch(&work(10, 2, 3, 4), 50, 7);
+        let batch = batch(&work(10, 2, 3, 4), 50, 7, 1);
         assert_eq!((batch.micro.len(), batch.tokens(), batch.trained_tokens()), (3, 60, 60));
         let micro = &batch.micro[0];
         assert_eq!(micro.cu_seqlens, [0, 4, 8, 10, 14, 18, 20]);
