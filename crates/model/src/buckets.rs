@@ -46,7 +46,7 @@ impl Slots {
         Slots { slots: params.iter().enumerate().map(slot).collect(), shapes: params.iter().map(|p| p.shape.clone()).collect() }
     }
 
-    /// Buckets of the parameters listed, in that order, each as long as the next multiple of its number of elements. Every
+    /// Tensors of the parameters listed, in that order, each as long as the next multiple of its number of elements. Every
     /// parameter is in one of them.
     ///
     /// # Errors
@@ -109,21 +109,21 @@ impl Drop for Bucket {
     }
 }
 
-/// All buckets of weights, or of gradients.
-pub(crate) struct Buckets {
+/// The buckets of all weights, or of all gradients.
+pub(crate) struct Tensors {
     slots: Arc<Slots>,
     buckets: Vec<Option<Bucket>>,
 }
 
-impl Buckets {
+impl Tensors {
     /// Without tensors.
-    pub fn empty(slots: Arc<Slots>) -> Buckets {
-        Buckets { buckets: slots.shapes.iter().map(|_| None).collect(), slots }
+    pub fn empty(slots: Arc<Slots>) -> Tensors {
+        Tensors { buckets: slots.shapes.iter().map(|_| None).collect(), slots }
     }
 
     /// With tensors that `make` makes from their shape.
-    pub fn filled(slots: Arc<Slots>, make: impl Fn(&[usize]) -> temper_tensor::Result<Tensor>) -> Result<Buckets> {
-        let mut all = Buckets::empty(slots);
+    pub fn filled(slots: Arc<Slots>, make: impl Fn(&[usize]) -> temper_tensor::Result<Tensor>) -> Result<Tensors> {
+        let mut all = Tensors::empty(slots);
         for (bucket, shape) in all.buckets.iter_mut().zip(&all.slots.shapes) {
             *bucket = Some(Bucket { tensor: make(shape)?, under_way: Mutex::default() });
         }

@@ -1,6 +1,6 @@
 //! [`Weights`] and [`Grads`]: two objects, so that a layer can read one while it adds to the other.
 
-use crate::buckets::{Buckets, Slots};
+use crate::buckets::{Slots, Tensors};
 use crate::param::{Init, Param, ParamId, Piece};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use temper_tensor::{Beta, DType, Ops, Rng, Tensor, View, ViewMut};
 /// The weights of a model (or of the part of it that this rank holds).
 pub struct Weights {
     dtype: DType,
-    buckets: Buckets,
+    tensors: Tensors,
 }
 
 impl Weights {
     /// No tensors yet; fill with [`Weights::set`].
     pub fn empty(params: &[Param], dtype: DType) -> Weights {
-        Weights { dtype, buckets: Buckets::empty(Arc::new(Slots::apart(params))) }
+        Weights { dtype, tensors: Tensors::empty(Arc::new(Slots::apart(params))) }
     }
 
     /// Unspecified weights that lie as `slots` says.
     pub fn alloc(slots: Arc<Slots>, dtype: DType, ops: &dyn Ops) -> Result<Weights> {
-        Ok(Weights { dtype, buckets: Buckets::filled(slots, |shape| ops.alloc(dtype, shape))? })
+        Ok(Weights { dtype, tensors: Tensors::filled(slots, |shape| ops.alloc(dtype, shape))? })
     }
 
     /// Weights drawn from `seed`. A value depends on (seed, Hugging Face name, index in that tensor) only, so any
@@ -64,31 +64,31 @@ impl Weights {
 
     /// How the weights lie in memory.
     pub fn slots(&self) -> &Arc<Slots> {
-        self.buckets.slots()
+        self.tensors.slots()
     }
 
     /// Sets a parameter to a tensor of its shape: takes it over where the parameter has a bucket of its own, else copies it.
     pub fn set(&mut self, ops: &dyn Ops, id: ParamId, tensor: Tensor) -> Result<()> {
-        match self.buckets.replace(id, tensor) {
+        match self.tensors.replace(id, tensor) {
             None => Ok(()),
-            Some(tensor) => Ok(ops.copy(self.buckets.get_mut(id)?, tensor.view())?),
+            Some(tensor) => Ok(ops.copy(self.tensors.get_mut(id)?, tensor.view())?),
         }
     }
 
     /// The tensor of a parameter.
     pub fn get(&self, id: ParamId) -> Result<View<'_>> {
-        self.buckets.get(id)
+        self.tensors.get(id)
     }
 
     /// The tensor of a parameter, for the optimizer and for loading.
     pub fn get_mut(&mut self, id: ParamId) -> Result<ViewMut<'_>> {
-        self.buckets.get_mut(id)
+        self.tensors.get_mut(id)
     }
 
     /// Begins an operation between ranks on the weights of a bucket, such as gathering what each has updated. Who next uses one of
     /// them waits for it.
     pub fn exchange(&mut self, bucket: usize, start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>) -> Result<()> {
-        self.buckets.exchange(bucket, start)
+        self.tensors.exchange(bucket, start)
     }
 }
 
@@ -144,7 +144,7 @@ fn name_stream(name: &str) -> u64 {
 ///
 /// A new sum costs no pass of zeros over memory: [`Grads::begin`] only notes it, and the first addition overwrites.
 pub struct Grads {
-    buckets: Buckets,
+    tensors: Tensors,
     sums: Vec<Sum>,
 }
 
@@ -167,7 +167,7 @@ impl Grads {
 
     /// Zeros that lie as `slots` says.
     pub fn zeros_in(slots: Arc<Slots>, dtype: DType, ops: &dyn Ops) -> Result<Grads> {
-        Ok(Grads { sums: vec![Sum::Open; slots.len()], buckets: Buckets::filled(slots, |shape| ops.zeros(dtype, shape))? })
+        Ok(Grads { sums: vec![Sum::Open; slots.len()], tensors: Tensors::filled(slots, |shape| ops.zeros(dtype, shape))? })
     }
 
     /// Begins a new sum. Gradients may be read again after [`Grads::settle`].
@@ -196,7 +196,7 @@ impl Grads {
 
     /// The gradient of a parameter.
     pub fn get(&self, id: ParamId) -> Result<View<'_>> {
-        self.buckets.get(id)
+        self.tensors.get(id)
     }
 
     /// The gradient of a parameter for a product that adds to it, or overwrites it if it is the first of the sum.
@@ -205,7 +205,7 @@ impl Grads {
     /// When its sum over ranks was begun already.
     pub fn sum_into(&mut self, id: ParamId) -> Result<(ViewMut<'_>, Beta)> {
         let beta = self.open(id)?;
-        Ok((self.buckets.get_mut(id)?, beta))
+        Ok((self.tensors.get_mut(id)?, beta))
     }
 
     /// The gradient of a parameter, to add to.
@@ -221,7 +221,7 @@ impl Grads {
     pub fn add_to_pair(&mut self, ops: &dyn Ops, a: ParamId, b: ParamId) -> Result<(ViewMut<'_>, ViewMut<'_>)> {
         self.add_to(ops, a)?;
         self.add_to(ops, b)?;
-        self.buckets.get_pair_mut(a, b)
+        self.tensors.get_pair_mut(a, b)
     }
 
     /// What happens to the old contents of a gradient that is added to now.
@@ -229,18 +229,18 @@ impl Grads {
         match std::mem::replace(&mut self.sums[id.0], Sum::Open) {
             Sum::Empty => Ok(Beta::Zero),
             Sum::Open => Ok(Beta::One),
-            Sum::Closed => Err(Error::ClosedSum(self.buckets.slots().slot(id).name().to_string())),
+            Sum::Closed => Err(Error::ClosedSum(self.tensors.slots().slot(id).name().to_string())),
         }
     }
 
     /// All elements of a bucket of gradients, to be summed over ranks: nothing is added to them any more until [`Grads::begin`].
     pub fn close(&mut self, bucket: usize) -> Result<ViewMut<'_>> {
-        self.buckets.slots().in_bucket(bucket).for_each(|id| self.sums[id.0] = Sum::Closed);
-        self.buckets.bucket_mut(bucket)
+        self.tensors.slots().in_bucket(bucket).for_each(|id| self.sums[id.0] = Sum::Closed);
+        self.tensors.bucket_mut(bucket)
     }
 
     /// Begins an operation between ranks on the gradients of a closed bucket. Who next uses one of them waits for it.
     pub fn exchange(&mut self, bucket: usize, start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>) -> Result<()> {
-        self.buckets.exchange(bucket, start)
+        self.tensors.exchange(bucket, start)
     }
 }

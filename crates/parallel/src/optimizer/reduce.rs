@@ -22,7 +22,8 @@ impl Optimizer {
         own.into_iter().rev().try_for_each(|bucket| self.begin(ops, grads, bucket))
     }
 
-    /// Begins the sums over ranks of all other gradients, and ends all.
+    /// Begins the sums over ranks of all other gradients. Who reads a gradient waits for its sum, of which a rank has the part that it
+    /// updates.
     pub fn reduce(&mut self, ops: &dyn Ops, grads: &mut Grads) -> Result<()> {
         for bucket in (0..self.begun.len()).rev() {
             self.begin(ops, grads, bucket)?;
