@@ -14,6 +14,6 @@ mod stages;
 
 pub use buckets::{Buckets, Segment};
 pub use optimizer::{AdamWConfig, Optimizer, Settled};
-pub use pipeline::{Micro, Pipeline, Stage};
+pub use pipeline::{Micro, Pipeline, Ready, Stage};
 pub use refusal::{PipelineRule, Refusal};
 pub use stages::{Stages, balanced_split};

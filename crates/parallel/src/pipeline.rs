@@ -8,6 +8,7 @@ use crate::schedule::Step;
 use std::{collections::HashMap, sync::Arc};
 use temper_comm::{Line, Pending};
 use temper_model::aux::AuxGrad;
+use temper_model::param::Block;
 use temper_model::{
     Act, AuxStats, Batch, Cx, Error, Grads, Kept, Model, Objective, Outputs, Ranks, Result, RopeTables, Weights, finish_aux,
 };
@@ -27,6 +28,9 @@ pub struct Stage<'a> {
     /// The ranks.
     pub ranks: &'a Ranks,
 }
+
+/// Told of a block of the network whose gradients are complete.
+pub type Ready<'r> = &'r mut dyn FnMut(Block, &mut Grads) -> Result<()>;
 
 /// A micro-batch and what to train on in it.
 pub struct Micro {
@@ -88,16 +92,21 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Runs `steps` over the micro-batches, adds their gradients up and returns what the last stage found out, by micro-batch.
-    pub fn train(mut self, steps: &[Step], micro: &'a [Micro], grads: &mut Grads) -> Result<Vec<Option<Outputs>>> {
+    /// `ready` is told of each block whose last gradient of the step was added.
+    pub fn train(mut self, steps: &[Step], micro: &'a [Micro], grads: &mut Grads, ready: Ready) -> Result<Vec<Option<Outputs>>> {
+        let chunks = self.stage.model.chunks.len();
+        let last_of = |chunk: usize| steps.iter().rposition(|s| matches!(s, Step::Backward { chunk: c, .. } if *c == chunk));
+        let last: Vec<Option<usize>> = (0..chunks).map(last_of).collect();
         let mut outputs: Vec<Option<Outputs>> = micro.iter().map(|_| None).collect();
-        for &step in steps {
+        for (i, &step) in steps.iter().enumerate() {
             match step {
                 Step::Forward { micro: m, chunk } => {
                     self.stage.ops.phase(Phase::Forward)?;
                     self.forward(step, &micro[m], m, chunk)?;
                 }
                 Step::Backward { micro: m, chunk } => {
-                    if let Some(found) = self.backward(step, &micro[m], m, chunk, grads)? {
+                    let ready: Ready = if last[chunk] == Some(i) { ready } else { &mut |_, _| Ok(()) };
+                    if let Some(found) = self.backward(step, &micro[m], m, chunk, grads, ready)? {
                         outputs[m] = Some(found);
                     }
                 }
@@ -162,7 +171,7 @@ impl<'a> Pipeline<'a> {
         Ok(())
     }
 
-    fn backward(&mut self, step: Step, micro: &'a Micro, m: usize, chunk: usize, grads: &mut Grads) -> Result<Option<Outputs>> {
+    fn backward(&mut self, step: Step, micro: &'a Micro, m: usize, chunk: usize, grads: &mut Grads, ready: Ready) -> Result<Option<Outputs>> {
         let (cx, model) = (self.cx(&micro.batch), self.stage.model);
         let line = &self.stage.ranks.mesh.backward;
         let Some(Flight { kept, end }) = self.flights.remove(&(m, chunk)) else { return Err(Error::Incomplete) };
@@ -170,6 +179,7 @@ impl<'a> Pipeline<'a> {
             Some((x, stats)) => {
                 cx.ops.phase(Phase::Head)?;
                 let (losses, dx) = model.output()?.forward_backward(&cx, &x, micro.objective.loss_scale, grads)?;
+                ready(Block::Head, grads)?;
                 let (aux, aux_grad) = finish_aux(&cx, stats, &micro.objective.aux)?;
                 (dx, aux_grad, Some(Outputs { losses, aux }))
             }
@@ -183,9 +193,12 @@ impl<'a> Pipeline<'a> {
             }
         };
         cx.ops.phase(Phase::Backward)?;
-        let dx = model.backward_layers(&cx, model.chunks[chunk].clone(), kept, dx, &aux_grad, grads)?;
+        let dx = model.backward_layers_telling(&cx, model.chunks[chunk].clone(), kept, dx, &aux_grad, grads, ready)?;
         match step.target(self.place, self.stages, model.chunks.len()) {
-            None => model.embedding()?.backward_weight(&cx, &dx, grads)?,
+            None => {
+                model.embedding()?.backward_weight(&cx, &dx, grads)?;
+                ready(Block::Embedding, grads)?;
+            }
             Some(_) => {
                 let AuxGrad { balance, .. } = aux_grad;
                 self.backward.send(line, std::iter::once(dx).chain(balance.map(Arc::new)).collect())?;

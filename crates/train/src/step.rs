@@ -49,7 +49,7 @@ impl Trainer {
     /// One optimizer step at learning rate `lr`. Without an update when something is not finite. Every rank is given the same batch.
     pub fn step(&mut self, batch: &StepBatch, lr: f64) -> Result<StepResult> {
         let ops = self.ops.clone();
-        let done = self.accumulate(batch)?;
+        let done = self.passes(batch, true)?;
         ops.phase(Phase::Norm)?;
         self.optimizer.reduce(&*ops, &mut self.grads)?;
         let losses = done.iter().flat_map(|d| &d.outputs).map(|o| o.losses.view());
@@ -63,8 +63,14 @@ impl Trainer {
         Ok(StepResult { loss, aux_loss, z_loss, grad_norm, updated })
     }
 
-    /// Adds the gradients of this rank's micro-batches up; nothing waits for the backend.
+    /// Adds the gradients of this rank's micro-batches up, and leaves it at that.
     pub fn accumulate(&mut self, batch: &StepBatch) -> Result<Vec<Done>> {
+        self.passes(batch, false)
+    }
+
+    /// Runs this rank's micro-batches forward and backward; nothing waits for the backend. With `reduce` the sums over ranks begin as
+    /// soon as the gradients of a block are complete.
+    fn passes(&mut self, batch: &StepBatch, reduce: bool) -> Result<Vec<Done>> {
         self.ops.phase(Phase::Begin)?;
         self.grads.begin();
         let (pp, chunks) = (self.ranks.mesh.axes.pp, self.model.chunks.len());
@@ -82,10 +88,15 @@ impl Trainer {
         };
         let micro = own.iter().map(upload).collect::<Result<Vec<_>>>()?;
         let steps = schedule(self.ranks.mesh.stage(), pp, chunks, micro.len()).map_err(|r| Error::Input(r.to_string()))?;
-        let Trainer { ops, model, weights, rope, ranks, grads, .. } = self;
+        let Trainer { ops, model, weights, rope, ranks, grads, optimizer, .. } = self;
         let stage = Stage { ops: &**ops, model, weights, rope, ranks };
-        let outputs = Pipeline::new(stage).train(&steps, &micro, grads)?;
-        grads.settle(&**ops)?;
+        let outputs = Pipeline::new(stage).train(&steps, &micro, grads, &mut |block, grads| match reduce {
+            true => optimizer.ready(&**ops, grads, block),
+            false => Ok(()),
+        })?;
+        if !reduce {
+            grads.settle(&**ops)?;
+        }
         let done = micro.into_iter().zip(outputs).zip(own);
         Ok(done
             .map(|((m, outputs), index)| Done { outputs, batch: m.batch, loss_scale: m.objective.loss_scale, filler: index.is_none() })
