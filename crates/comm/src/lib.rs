@@ -19,7 +19,7 @@ mod solo;
 
 pub use comm::{Comm, Pending, Reduce, Work, World};
 pub use error::{Error, Result};
-pub use host::{HostWorld, Tcp, tcp, threads};
+pub use host::{Departure, HostWorld, Tcp, tcp, threads};
 pub use mesh::{Axes, Line, Mesh};
 pub use operation::Operation;
 pub use recorder::{Entry, Recorder, Standing, State, Ticket};

@@ -2,7 +2,7 @@
 
 use crate::{Operation, Standing};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -25,13 +25,32 @@ pub(crate) enum Absence {
     Gone(String),
 }
 
+/// The end of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// The rank of the job.
+    pub rank: usize,
+    /// How it was noticed, or what the rank said.
+    pub cause: String,
+    /// It said farewell, and no failure.
+    pub orderly: bool,
+}
+
+impl Departure {
+    /// A rank that said farewell, with or without a failure.
+    pub(crate) fn farewell(rank: usize, failure: Option<&str>, plain: &str) -> Departure {
+        let cause = failure.map_or(plain.to_string(), |failure| format!("it gave up: {failure}"));
+        Departure { rank, cause, orderly: failure.is_none() }
+    }
+}
+
 type Message = (Header, Vec<u8>);
 
 #[derive(Default)]
 struct State {
     /// By sender and group.
     queues: HashMap<(usize, u64), VecDeque<Message>>,
-    gone: HashMap<usize, String>,
+    gone: BTreeMap<usize, Departure>,
     standings: HashMap<usize, Standing>,
 }
 
@@ -53,17 +72,15 @@ impl Mailbox {
         self.arrived.notify_all();
     }
 
-    /// Nothing more will come from rank `from`; what came before may still be taken. The first cause counts.
-    pub fn gone(&self, from: usize, cause: &str) {
-        self.lock().gone.entry(from).or_insert_with(|| cause.to_string());
+    /// Nothing more will come from a rank; what came before may still be taken. The first departure counts.
+    pub fn gone(&self, departure: Departure) {
+        self.lock().gone.entry(departure.rank).or_insert(departure);
         self.arrived.notify_all();
     }
 
-    /// The ranks that are gone, and why.
-    pub fn all_gone(&self) -> Vec<(usize, String)> {
-        let mut all: Vec<_> = self.lock().gone.iter().map(|(rank, cause)| (*rank, cause.clone())).collect();
-        all.sort();
-        all
+    /// The ranks that are gone, in their order.
+    pub fn all_gone(&self) -> Vec<Departure> {
+        self.lock().gone.values().cloned().collect()
     }
 
     /// Where rank `from` says that it stands.
@@ -89,8 +106,8 @@ impl Mailbox {
             if let Some(found) = take(&mut state) {
                 return Ok(found);
             }
-            if let Some(cause) = state.gone.get(&from) {
-                return Err(Absence::Gone(cause.clone()));
+            if let Some(departure) = state.gone.get(&from) {
+                return Err(Absence::Gone(departure.cause.clone()));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -13,6 +13,7 @@ mod mailbox;
 mod tcp;
 mod threads;
 
+pub use mailbox::Departure;
 pub use tcp::{Tcp, tcp};
 pub use threads::threads;
 
@@ -102,8 +103,8 @@ impl HostWorld {
         }
     }
 
-    /// The ranks that are known to be gone, and how that was noticed.
-    pub fn gone(&self) -> Vec<(usize, String)> {
+    /// The ranks that are known to be gone.
+    pub fn gone(&self) -> Vec<Departure> {
         self.endpoint.mailbox.all_gone()
     }
 

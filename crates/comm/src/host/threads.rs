@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process: for tests, and to prove layouts on one machine.
 
-use super::mailbox::{Absence, Header, Mailbox};
+use super::mailbox::{Absence, Departure, Header, Mailbox};
 use super::{Endpoint, HostWorld, Link};
 use crate::{Recorder, Standing};
 use std::{sync::Arc, time::Duration};
@@ -40,9 +40,8 @@ impl Link for ThreadLink {
     }
 
     fn close(&self, cause: Option<&str>) {
-        let cause = cause.map_or("its thread ended".to_string(), |cause| format!("it gave up: {cause}"));
         for rank in self.all.iter() {
-            rank.mailbox.gone(self.rank, &cause);
+            rank.mailbox.gone(Departure::farewell(self.rank, cause, "its thread ended"));
         }
     }
 }

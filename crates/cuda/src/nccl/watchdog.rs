@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use temper_comm::{Entry, Error, HostWorld, Operation, Recorder, State};
+use temper_comm::{Departure, Entry, Error, HostWorld, Operation, Recorder, State};
 
 /// How often it looks; the recorder knows the end of an operation as exactly.
 const TICK: Duration = Duration::from_millis(20);
@@ -104,9 +104,10 @@ impl Shared {
                 self.abort();
                 continue;
             }
-            let gone = self.host.gone();
-            for (rank, _) in &gone {
-                gone_since.entry(*rank).or_insert_with(Instant::now);
+            // One that left in order may have done its part of what is still under way here.
+            let gone: Vec<Departure> = self.host.gone().into_iter().filter(|gone| !gone.orderly).collect();
+            for departure in &gone {
+                gone_since.entry(departure.rank).or_insert_with(Instant::now);
             }
             let lanes: Vec<Arc<Lane>> = {
                 let mut watched = self.watched();
@@ -121,13 +122,12 @@ impl Shared {
 
     fn abort(&self) {
         let all: Vec<Arc<Communicator>> = self.watched().communicators.drain(..).filter_map(|c| c.upgrade()).collect();
-        for communicator in all {
-            communicator.abort();
-        }
+        // All at once: the work of one may stand behind that of another.
+        std::thread::scope(|scope| all.iter().for_each(|communicator| drop(scope.spawn(|| communicator.abort()))));
     }
 
     /// What is wrong with a group's oldest operation, if anything is.
-    fn verdict(&self, lane: &Lane, gone: &[(usize, String)], gone_since: &HashMap<usize, Instant>) -> Option<Error> {
+    fn verdict(&self, lane: &Lane, gone: &[Departure], gone_since: &HashMap<usize, Instant>) -> Option<Error> {
         let flight = match lane.oldest() {
             Ok(flight) => flight?,
             Err(e) => return Some(Error::Transport(format!("rank {}, group {}: {e}", lane.own, lane.name))),
@@ -135,8 +135,8 @@ impl Shared {
         let place = || lane.place(flight.operation, flight.number);
         let concerned = |rank: usize| flight.peer.map_or(lane.members.contains(&rank), |peer| peer == rank);
         let long_gone = |rank: &usize| gone_since.get(rank).is_some_and(|since| since.elapsed() > GRACE);
-        if let Some((from, cause)) = gone.iter().find(|(rank, _)| concerned(*rank) && long_gone(rank)) {
-            return Some(Error::Lost { place: place(), from: *from, cause: cause.clone() });
+        if let Some(departure) = gone.iter().find(|gone| concerned(gone.rank) && long_gone(&gone.rank)) {
+            return Some(Error::Lost { place: place(), from: departure.rank, cause: departure.cause.clone() });
         }
         if let Some(text) = lane.communicator.asynchronous_error() {
             return Some(Error::Call { place: place(), what: format!("NCCL reports: {text}") });

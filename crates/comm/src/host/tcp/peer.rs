@@ -3,7 +3,7 @@
 //! The queue holds at most [`QUEUE`] bytes (or one message that is larger). A sender waits for room in it, which means for the
 //! network and for the other rank's receiving thread, never for its program: that thread always takes what comes.
 
-use super::super::mailbox::{Absence, Mailbox};
+use super::super::mailbox::{Absence, Departure, Mailbox};
 use super::wire::{Deadline, Frame, HEAD, pack_standing, unpack_standing};
 use crate::Recorder;
 use std::{
@@ -129,7 +129,7 @@ impl Peer {
             if let Err(e) = send_all(&q, &s) {
                 // Receiving finds out more: a farewell may lie there unread.
                 q.wait_gone(Deadline::after(VERDICT));
-                lost(rank, &q, &m, &broke(&e));
+                gone(&q, &m, Departure { rank, cause: broke(&e), orderly: false });
             }
             q.lock().ended = true;
             q.changed.notify_all();
@@ -140,7 +140,7 @@ impl Peer {
                 Ok(()) => "its connection closed without a farewell, so its process was killed or crashed".to_string(),
                 Err(e) => broke(&e),
             };
-            lost(rank, &q, &m, &cause); // after a farewell, that remains the cause
+            gone(&q, &m, Departure { rank, cause, orderly: false }); // after a farewell, that remains the cause
         })?;
         Ok(Peer { queue, stream })
     }
@@ -182,9 +182,9 @@ fn broke(e: &io::Error) -> String {
     }
 }
 
-fn lost(rank: usize, queue: &Queue, mailbox: &Mailbox, cause: &str) {
-    mailbox.gone(rank, cause);
-    queue.gone(cause);
+fn gone(queue: &Queue, mailbox: &Mailbox, departure: Departure) {
+    queue.gone(&departure.cause);
+    mailbox.gone(departure);
 }
 
 fn send_all(queue: &Queue, mut stream: &TcpStream) -> io::Result<()> {
@@ -231,8 +231,8 @@ fn receive_all(rank: usize, queue: &Queue, mut stream: &TcpStream, mailbox: &Mai
             }
             Frame::Farewell => {
                 let cause = String::from_utf8_lossy(&body);
-                let cause = if cause.is_empty() { "it left in order: its program ended".into() } else { format!("it gave up: {cause}") };
-                lost(rank, queue, mailbox, &cause);
+                let failure = (!cause.is_empty()).then_some(&*cause);
+                gone(queue, mailbox, Departure::farewell(rank, failure, "it left in order: its program ended"));
             }
         }
     }
