@@ -170,26 +170,15 @@ impl Moe {
         cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dout.view(), act.view(), offsets.view())?;
         let (dw, beta) = grads.sum_into(self.gate_up);
         cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dgate_up.view(), rows.view(), offsets.view())?;
-        let x = cx.to_stat(x.view())?;
-        let mut dw = grads.add_to(cx.ops, self.router)?;
-        if dw.dtype() == dlogits.dtype() {
-            cx.ops.gemm(dw, dlogits.view(), Trans::Yes, x.view(), Trans::No, Beta::One)?;
-        } else {
-            let mut exact = cx.alloc_stat(dw.shape())?;
-            cx.ops.gemm(exact.view_mut(), dlogits.view(), Trans::Yes, x.view(), Trans::No, Beta::Zero)?;
-            let mut rounded = cx.ops.alloc(dw.dtype(), dw.shape())?;
-            cx.ops.copy(rounded.view_mut(), exact.view())?;
-            cx.ops.add_assign(dw.reborrow(), rounded.view())?;
-        }
-        Ok(())
+        let (dw, beta) = grads.sum_into(self.router);
+        Ok(cx.ops.gemm(dw, dlogits.view(), Trans::Yes, x.view(), Trans::No, beta)?)
     }
 
-    /// The router's decision for `x[T, H]`, computed in the stat dtype.
+    /// The router's decision for `x[T, H]`; its logits are never rounded below the stat dtype.
     fn route(&self, cx: &Cx, x: &Tensor) -> Result<Routing> {
         let tokens = x.shape()[0];
-        let (x, w) = (cx.to_stat(x.view())?, cx.to_stat(cx.weights.get(self.router)?)?);
         let mut logits = cx.alloc_stat(&[tokens, self.experts])?;
-        cx.ops.gemm(logits.view_mut(), x.view(), Trans::No, w.view(), Trans::Yes, Beta::Zero)?;
+        cx.ops.gemm(logits.view_mut(), x.view(), Trans::No, cx.weights.get(self.router)?, Trans::Yes, Beta::Zero)?;
         let mut probs = cx.alloc_stat(&[tokens, self.experts])?;
         let mut experts = cx.alloc_index(&[tokens, self.top_k])?;
         let mut weights = cx.alloc_stat(&[tokens, self.top_k])?;
@@ -207,18 +196,10 @@ impl Moe {
         Ok(dlogits)
     }
 
-    /// `dx[T, H] += dlogits[T, E] . W`, the product in the stat dtype.
+    /// `dx[T, H] += dlogits[T, E] . W`.
     fn add_router_input_grad(&self, cx: &Cx, dx: &mut Tensor, dlogits: &Tensor) -> Result<()> {
-        let w = cx.to_stat(cx.weights.get(self.router)?)?;
-        if dx.dtype() == dlogits.dtype() {
-            cx.ops.gemm(dx.view_mut(), dlogits.view(), Trans::No, w.view(), Trans::No, Beta::One)?;
-            return Ok(());
-        }
-        let mut exact = cx.alloc_stat(dx.shape())?;
-        cx.ops.gemm(exact.view_mut(), dlogits.view(), Trans::No, w.view(), Trans::No, Beta::Zero)?;
-        let mut rounded = cx.alloc(dx.shape())?;
-        cx.ops.copy(rounded.view_mut(), exact.view())?;
-        Ok(cx.ops.add_assign(dx.view_mut(), rounded.view())?)
+        let w = cx.weights.get(self.router)?;
+        Ok(cx.ops.gemm(dx.view_mut(), dlogits.view(), Trans::No, w, Trans::No, Beta::One)?)
     }
 
     /// The order of the routed rows by expert.

@@ -170,6 +170,8 @@ pub trait Ops: Send + Sync {
     // ---- linear ----
 
     /// `c[m, n] = op(a) . op(b)`, overwritten or accumulated. With `Trans::Yes` `a` is stored [k, m] and `b` [n, k].
+    ///
+    /// Beside a BF16 `b`, `c` may be F32, and so may `a`, of which at least 16 bits of each element then count; a BF16 `c` is rounded once.
     fn gemm(&self, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, beta: Beta) -> Result<()>;
     /// `y[T, N] += bias[N]` in every row.
     fn add_bias(&self, y: ViewMut, bias: View) -> Result<()>;
