@@ -143,7 +143,7 @@ KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restric
 // First stage of dwq[D], dwk[D]: partial[chunk, 0..D] for q heads, [chunk, D..2D] for k heads. A block of 256 threads takes the
 // tokens of a chunk, a warp one token at a time; the groups of lanes are summed in order. Dynamic shared memory:
 // (256 / lanes) * D floats.
-KERNEL __launch_bounds__(256) qk_norm_weight_partial(float* partial, const T* __restrict__ dq, const T* __restrict__ dk,
+KERNEL __launch_bounds__(256, 2) qk_norm_weight_partial(float* partial, const T* __restrict__ dq, const T* __restrict__ dk,
     const T* __restrict__ qkv, const float* __restrict__ rstd, const float* __restrict__ cos, const float* __restrict__ sin,
     const int* __restrict__ positions, i64 tokens, int per_chunk, int Nq, int Nk, int D, int lanes) {
   extern __shared__ float shared[];
