@@ -10,8 +10,9 @@ use temper_tensor::{DType, PackedSeqs, PagedSeqs, Result, View, ViewMut};
 const PLAIN: &str = "attention.cu";
 const MMA: &str = "attention_mma.cu";
 const PAGED: &str = "paged.cu";
-/// Query heads a block of `paged_attention` takes, as in `paged.cu`.
+/// Query heads that a block of `paged_attention` takes, and of the kernels on tensor cores, as in `paged.cu`.
 const PAGED_HEADS: usize = 4;
+const PAGED_ROWS: usize = 8;
 
 /// Our own kernels for a call.
 struct Own {
@@ -172,15 +173,21 @@ pub fn paged(c: &Cuda, o: ViewMut, q: View, cache_k: View, cache_v: View, seqs: 
     let q = op.address("q", q)?;
     let variant = Variant::of(dtype, vectors(dtype, d, &[o, q, ck, cv]));
     let lanes = d.div_ceil(variant.width()).next_power_of_two().min(32);
+    let threads = 128;
+    let (kernel, heads, groups) = match d {
+        64 if variant.width() == 8 => ("paged_attention_64", PAGED_ROWS, 4),
+        128 if variant.width() == 8 => ("paged_attention_128", PAGED_ROWS, 4),
+        _ => ("paged_attention", PAGED_HEADS, threads / lanes),
+    };
     // Enough blocks to fill the device several times over, so that long and short sequences even out.
-    let (sets, threads) = ((nq / nk).div_ceil(PAGED_HEADS), 128);
-    let wanted = (c.device.multiprocessors * 16).div_ceil((t * nk * sets).max(1));
+    let sets = (nq / nk).div_ceil(heads);
+    let wanted = c.device.multiprocessors * 12 / (t * nk * sets).max(1);
     let parts = wanted.min((most * size).div_ceil(64)).clamp(1, 64);
     let partial = c.scratch(if parts > 1 { t * nq * parts * (d + 2) * 4 } else { 0 })?;
-    let shared = threads / lanes * PAGED_HEADS * (d + 2) * 4;
+    let shared = groups * heads * (d + 2) * 4;
     let grid = Grid { blocks: [t, nk * sets, parts], threads, shared };
     let a = args![o, partial.address(), q, ck, cv, cu, n, table, b, most, size, nq, nk, d, scale as f32, parts, lanes];
-    c.kernels.launch(PAGED, variant, "paged_attention", grid, a)?;
+    c.kernels.launch(PAGED, variant, kernel, grid, a)?;
     if parts == 1 {
         return Ok(());
     }
