@@ -70,6 +70,25 @@ pub struct PackedSeqs<'a> {
     pub longest: usize,
 }
 
+/// Sizes of a call of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSizes {
+    /// Type of queries, keys and values.
+    pub dtype: DType,
+    /// Tokens of the packed batch.
+    pub tokens: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens of the longest.
+    pub longest: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// Key/value heads.
+    pub k_heads: usize,
+    /// Head size.
+    pub head: usize,
+}
+
 /// Where the tokens of a step of generation sit in a paged KV cache.
 #[derive(Clone, Copy)]
 pub struct PagedSeqs<'a> {
@@ -241,6 +260,9 @@ pub trait Ops: Send + Sync {
 
     // ---- attention ----
 
+    /// Attention of these sizes, forward and backward, is going to be asked for. A backend that compiles something for it begins now and
+    /// does not make the caller wait.
+    fn prepare_attention(&self, _sizes: &[AttentionSizes]) {}
     /// Causal attention within each sequence of the packed batch. `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
     /// softmax denominator of the scaled scores) overwritten. Query head h reads key head h / (Nq/Nk).
     fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()>;

@@ -85,6 +85,7 @@ impl Run {
                 "train.epochs: {samples} samples at these source weights make no step at all. Raise train.epochs or the weights in data.train, or give train.steps"
             )));
         }
+        setup::announce_attention(&*ops, &source.arch, precision, &loader.batch(0));
         let (mut trainer, said) = setup::trainer(config, &source, precision, longest(config, dataset.report(), &eval), ops)?;
         notices.extend(said);
         let mut state = RunState {

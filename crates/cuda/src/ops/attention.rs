@@ -4,8 +4,8 @@
 use super::{Op, vectors};
 use crate::Cuda;
 use crate::kernels::{Grid, HEADS, MMA_HEADS, Variant, args};
-use crate::sdpa::{Addresses, Sizes};
-use temper_tensor::{DType, PackedSeqs, PagedSeqs, Result, View, ViewMut};
+use crate::sdpa::Addresses;
+use temper_tensor::{AttentionSizes, DType, PackedSeqs, PagedSeqs, Result, View, ViewMut};
 
 const PLAIN: &str = "attention.cu";
 const MMA: &str = "attention_mma.cu";
@@ -28,7 +28,7 @@ struct Own {
 /// Checks that are common to forward and backward: sizes, dtype and addresses of q, k, v and the sequence starts.
 struct Inputs {
     dtype: DType,
-    sizes: Sizes,
+    sizes: AttentionSizes,
     q: u64,
     k: u64,
     v: u64,
@@ -50,7 +50,15 @@ fn inputs(op: Op, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Re
     }
     Ok(Inputs {
         dtype,
-        sizes: Sizes { tokens: t, sequences: b1.saturating_sub(1), longest: seqs.longest, q_heads: nq, k_heads: nk, head: d },
+        sizes: AttentionSizes {
+            dtype,
+            tokens: t,
+            sequences: b1.saturating_sub(1),
+            longest: seqs.longest,
+            q_heads: nq,
+            k_heads: nk,
+            head: d,
+        },
         q: op.address("q", q)?,
         k: op.input("k", k, dtype, &[t, nk, d])?,
         v: op.input("v", v, dtype, &[t, nk, d])?,
@@ -77,6 +85,14 @@ impl Inputs {
         let rows = if head > 128 { 16 } else { 32 };
         let (tile, square) = (rows * (head as usize + 4) * 4, rows * (rows + 1) * 4);
         Own { file: PLAIN, variant: Variant { head, ..Variant::of(self.dtype, false) }, rows, tile, square }
+    }
+}
+
+/// Has cuDNN's plans made in advance.
+pub fn prepare(c: &Cuda, sizes: &[AttentionSizes]) {
+    if let Some(sdpa) = &c.sdpa {
+        let served = |z: &AttentionSizes| z.dtype == DType::BF16 && z.tokens > 0 && z.k_heads > 0 && sdpa.serves(*z);
+        sdpa.prepare(sizes.iter().copied().filter(served).collect(), !c.options.deterministic);
     }
 }
 

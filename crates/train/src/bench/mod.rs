@@ -62,6 +62,7 @@ impl Bench {
         let model = setup::network(config, &arch, precision, &*ops)?;
         must_fit(&model, &work, precision, &*ops)?;
         let batch = input::batch(&work, arch.vocab, config.train.seed);
+        setup::announce_attention(&*ops, &arch, precision, &batch);
         let traced = Arc::new(Traced::new(ops));
         let mut trainer = setup::configured(config, model, precision, work.doc_len, traced.clone())?;
         input::draw_weights(&mut trainer, config.train.seed)?;
