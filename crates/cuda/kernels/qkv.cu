@@ -53,6 +53,10 @@ DI float inner(const Pairs& x, const Pairs& y, int half, int lane, int lanes) {
   ACCESSES(p) EACH(j, V) s += x.a[p][j] * y.a[p][j] + x.b[p][j] * y.b[p][j];
   return s;
 }
+// Sums over the lanes of a head, of N heads at once: one after the other would wait N times.
+template <int N> DI void group_sums(float (&x)[N], int lanes) {
+  for (int o = lanes / 2; o > 0; o /= 2) EACH(n, N) x[n] += __shfl_xor_sync(~0u, x[n], o);
+}
 // Where head h of token t lies in the separate tensors.
 template <class P> DI P* part(P* q, P* k, P* v, i64 t, int h, int Nq, int Nk, int D) {
   if (h < Nq) return q + (t * Nq + h) * D;
@@ -68,8 +72,8 @@ template <class P> DI P* part(P* q, P* k, P* v, i64 t, int h, int Nq, int Nk, in
 #define HEAD(n) (first + (n) * beside)
 
 // wq, wk, rstd null without norm.
-KERNEL __launch_bounds__(128) qkv_prepare(T* q, T* k, T* v, float* rstd, const T* __restrict__ qkv, const T* wq, const T* wk,
-    float eps, const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens,
+KERNEL __launch_bounds__(128) qkv_prepare(T* q, T* k, T* v, float* rstd, const T* __restrict__ qkv,
+    const T* __restrict__ wq, const T* __restrict__ wk, float eps, const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens,
     int Nq, int Nk, int D, int warps, int lanes) {
   WHERE(BATCH)
   const i64 at = (i64)positions[t] * half;
@@ -77,29 +81,37 @@ KERNEL __launch_bounds__(128) qkv_prepare(T* q, T* k, T* v, float* rstd, const T
   EACH(n, BATCH) if (HEAD(n) < heads) fetch(in[n], qkv + (t * heads + HEAD(n)) * D, half, lane, lanes);
   Pairs angle;
   halves(angle, cos + at, sin + at, half, lane, lanes);
+  float r[BATCH];
+  if (wq) {
+    EACH(n, BATCH) {
+      Pairs y;
+      widen(y, in[n]);
+      r[n] = inner(y, y, half, lane, lanes);
+    }
+    group_sums(r, lanes);
+    EACH(n, BATCH) r[n] = rsqrtf(r[n] / D + eps);
+  }
   EACH(n, BATCH) {
     const int h = HEAD(n);
-    const bool live = h < heads, turns = h < Nq + Nk;
+    const bool turns = h < Nq + Nk;
+    if (h >= heads) break;
     Pairs y;
     widen(y, in[n]);
-    if (wq) {
-      const float r = rsqrtf(group_sum(inner(y, y, half, lane, lanes), lanes) / D + eps);
-      if (turns) {
-        Pairs w;
-        const T* weight = h < Nq ? wq : wk;
-        halves(w, weight, weight + half, half, lane, lanes);
-        scale_by(y, w, r);
-        if (lane == 0) rstd[t * (Nq + Nk) + h] = r;
-      }
+    if (wq && turns) {
+      Pairs w;
+      const T* weight = h < Nq ? wq : wk;
+      halves(w, weight, weight + half, half, lane, lanes);
+      scale_by(y, w, r[n]);
+      if (lane == 0) rstd[t * (Nq + Nk) + h] = r[n];
     }
     if (turns) rotate(y, angle);
-    if (live) put(part(q, k, v, t, h, Nq, Nk, D), y, half, lane, lanes);
+    put(part(q, k, v, t, h, Nq, Nk, D), y, half, lane, lanes);
   }
 }
 
 // dx = r (g w - x m) with g the gradient before the rotation and m = r^2 mean(g w x); without norm dx = g.
 KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restrict__ dq, const T* __restrict__ dk,
-    const T* __restrict__ dv, const T* __restrict__ qkv, const T* wq, const T* wk, const float* __restrict__ rstd,
+    const T* __restrict__ dv, const T* __restrict__ qkv, const T* __restrict__ wq, const T* __restrict__ wk, const float* __restrict__ rstd,
     const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens, int Nq, int Nk,
     int D, int warps, int lanes) {
   WHERE(GRAD_BATCH)
@@ -116,27 +128,41 @@ KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restric
   }
   Pairs angle;
   halves(angle, cos + at, sin + at, half, lane, lanes);
+  // With norm: g w, and m.
+  float m[GRAD_BATCH];
+  auto before_norm = [&](Pairs& g, int n, bool turns) {
+    widen(g, grad[n]);
+    if (!turns) return;
+    unrotate(g, angle);
+    if (!wq) return;
+    Pairs w;
+    const T* weight = HEAD(n) < Nq ? wq : wk;
+    halves(w, weight, weight + half, half, lane, lanes);
+    scale_by(g, w, 1.f);
+  };
+  if (wq) {
+    EACH(n, GRAD_BATCH) {
+      Pairs g, x;
+      before_norm(g, n, HEAD(n) < Nq + Nk);
+      widen(x, in[n]);
+      m[n] = inner(g, x, half, lane, lanes);
+    }
+    group_sums(m, lanes);
+    EACH(n, GRAD_BATCH) m[n] = m[n] / D * r[n] * r[n];
+  }
   EACH(n, GRAD_BATCH) {
     const int h = HEAD(n);
-    const bool live = h < heads, turns = h < Nq + Nk;
+    if (h >= heads) break;
     Pairs g, x;
-    widen(g, grad[n]);
-    if (turns) unrotate(g, angle);
-    if (wq) {
+    before_norm(g, n, h < Nq + Nk);
+    if (wq && h < Nq + Nk) {
       widen(x, in[n]);
-      if (turns) {
-        Pairs w;
-        const T* weight = h < Nq ? wq : wk;
-        halves(w, weight, weight + half, half, lane, lanes);
-        scale_by(g, w, 1.f);
-      }
-      const float m = group_sum(inner(g, x, half, lane, lanes), lanes) / D * r[n] * r[n];
-      if (turns) EACH(p, PER) EACH(j, V) {
-        g.a[p][j] = r[n] * (g.a[p][j] - x.a[p][j] * m);
-        g.b[p][j] = r[n] * (g.b[p][j] - x.b[p][j] * m);
+      EACH(p, PER) EACH(j, V) {
+        g.a[p][j] = r[n] * (g.a[p][j] - x.a[p][j] * m[n]);
+        g.b[p][j] = r[n] * (g.b[p][j] - x.b[p][j] * m[n]);
       }
     }
-    if (live) put(dqkv + (t * heads + h) * D, g, half, lane, lanes);
+    put(dqkv + (t * heads + h) * D, g, half, lane, lanes);
   }
 }
 
