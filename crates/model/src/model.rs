@@ -211,15 +211,7 @@ impl Model {
     }
 
     /// Layers `range` backward: consumes what they kept, adds their weight gradients and returns the gradient of their input.
-    pub fn backward_layers(
-        &self,
-        cx: &Cx,
-        range: Range<usize>,
-        kept: Vec<Kept>,
-        dx: Act,
-        aux: &AuxGrad,
-        grads: &mut Grads,
-    ) -> Result<Act> {
+    pub fn backward_layers(&self, cx: &Cx, range: Range<usize>, kept: Vec<Kept>, dx: Act, aux: &AuxGrad, grads: &mut Grads) -> Result<Act> {
         self.backward_layers_telling(cx, range, kept, dx, aux, grads, &mut |_, _| Ok(()))
     }
 

@@ -171,7 +171,15 @@ impl<'a> Pipeline<'a> {
         Ok(())
     }
 
-    fn backward(&mut self, step: Step, micro: &'a Micro, m: usize, chunk: usize, grads: &mut Grads, ready: Ready) -> Result<Option<Outputs>> {
+    fn backward(
+        &mut self,
+        step: Step,
+        micro: &'a Micro,
+        m: usize,
+        chunk: usize,
+        grads: &mut Grads,
+        ready: Ready,
+    ) -> Result<Option<Outputs>> {
         let (cx, model) = (self.cx(&micro.batch), self.stage.model);
         let line = &self.stage.ranks.mesh.backward;
         let Some(Flight { kept, end }) = self.flights.remove(&(m, chunk)) else { return Err(Error::Incomplete) };

@@ -72,6 +72,25 @@ pub struct PackedSeqs<'a> {
     pub skip: usize,
 }
 
+/// Sizes of a call of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSizes {
+    /// Type of queries, keys and values.
+    pub dtype: DType,
+    /// Tokens of the packed batch.
+    pub tokens: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens of the longest.
+    pub longest: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// Key/value heads.
+    pub k_heads: usize,
+    /// Head size.
+    pub head: usize,
+}
+
 /// Where the tokens of a step of generation sit in a paged KV cache.
 #[derive(Clone, Copy)]
 pub struct PagedSeqs<'a> {
@@ -172,6 +191,8 @@ pub trait Ops: Send + Sync {
     // ---- linear ----
 
     /// `c[m, n] = op(a) . op(b)`, overwritten or accumulated. With `Trans::Yes` `a` is stored [k, m] and `b` [n, k].
+    ///
+    /// Beside a BF16 `b`, `c` may be F32, and so may `a`, of which at least 16 bits of each element then count; a BF16 `c` is rounded once.
     fn gemm(&self, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, beta: Beta) -> Result<()>;
     /// `y[T, N] += bias[N]` in every row.
     fn add_bias(&self, y: ViewMut, bias: View) -> Result<()>;
@@ -241,6 +262,9 @@ pub trait Ops: Send + Sync {
 
     // ---- attention ----
 
+    /// Attention of these sizes, forward and backward, is going to be asked for. A backend that compiles something for it begins now and
+    /// does not make the caller wait.
+    fn prepare_attention(&self, _sizes: &[AttentionSizes]) {}
     /// Causal attention within each sequence of the packed batch (k and v have S = `seqs.skip` + T rows). `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
     /// softmax denominator of the scaled scores) overwritten. Query head h reads key head h / (Nq/Nk).
     fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()>;

@@ -90,6 +90,7 @@ impl Run {
         let layout = Layout::new(&config.parallel, world.size())?;
         let ranks = layout.ranks(world, &source.arch)?;
         let portion = layout.portion(&source.arch, &ranks)?;
+        setup::announce_attention(&*ops, &portion.seat.arch(&source.arch)?, precision, &loader.batch(0));
         let (mut trainer, said) =
             setup::trainer(config, &source, (ranks, &portion), precision, longest(config, dataset.report(), &eval), ops)?;
         notices.extend(said);

@@ -6,10 +6,10 @@ use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
 use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
-use temper_data::{ChatTemplate, Dataset, Tokenizer};
+use temper_data::{ChatTemplate, Dataset, MicroBatch, StepBatch, Tokenizer};
 use temper_model::{Grads, Model, Parts, Portion, Ranks, Recompute, RopeTables, Weights};
 use temper_parallel::{AdamWConfig, Buckets, Optimizer};
-use temper_tensor::{Balance, DType, Ops, Purpose};
+use temper_tensor::{AttentionSizes, Balance, DType, Ops, Purpose};
 
 /// A model folder and what was read from it.
 pub struct Source {
@@ -53,6 +53,20 @@ pub fn prepare(resolved: &Resolved, source: Source) -> Result<Prepared> {
     let template = ChatTemplate::load(&resolved.config.data.template, &resolved.config.data.template_args, &tokenizer)?;
     let dataset = Dataset::build(&resolved.config.data, &tokenizer, &template)?;
     Ok(Prepared { source, tokenizer, template, dataset })
+}
+
+/// Tells the backend which attention a step asks for, so that it gets ready while the weights are read.
+pub(crate) fn announce_attention(ops: &dyn Ops, arch: &Arch, precision: Precision, batch: &StepBatch) {
+    let of = |micro: &MicroBatch| AttentionSizes {
+        dtype: precision.weights,
+        tokens: micro.ids.len(),
+        sequences: micro.cu_seqlens.len().saturating_sub(1),
+        longest: micro.cu_seqlens.windows(2).map(|w| (w[1] - w[0]).max(0) as usize).max().unwrap_or(0),
+        q_heads: arch.heads,
+        k_heads: arch.kv_heads,
+        head: arch.head_dim,
+    };
+    ops.prepare_attention(&batch.micro.iter().map(of).collect::<Vec<_>>());
 }
 
 /// Loads (or draws) the weights and allocates gradients and moments.

@@ -4,14 +4,15 @@
 use super::{Op, vectors};
 use crate::Cuda;
 use crate::kernels::{Grid, HEADS, MMA_HEADS, Variant, args};
-use crate::sdpa::{Addresses, Sizes};
-use temper_tensor::{DType, PackedSeqs, PagedSeqs, Result, View, ViewMut};
+use crate::sdpa::Addresses;
+use temper_tensor::{AttentionSizes, DType, PackedSeqs, PagedSeqs, Result, View, ViewMut};
 
 const PLAIN: &str = "attention.cu";
 const MMA: &str = "attention_mma.cu";
 const PAGED: &str = "paged.cu";
-/// Query heads a block of `paged_attention` takes, as in `paged.cu`.
+/// Query heads that a block of `paged_attention` takes, and of the kernels on tensor cores, as in `paged.cu`.
 const PAGED_HEADS: usize = 4;
+const PAGED_ROWS: usize = 8;
 
 /// Our own kernels for a call.
 struct Own {
@@ -27,7 +28,7 @@ struct Own {
 /// Checks that are common to forward and backward: sizes, dtype and addresses of q, k, v and the sequence starts.
 struct Inputs {
     dtype: DType,
-    sizes: Sizes,
+    sizes: AttentionSizes,
     q: u64,
     k: u64,
     v: u64,
@@ -51,7 +52,15 @@ fn inputs(op: Op, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Re
     }
     Ok(Inputs {
         dtype,
-        sizes: Sizes { tokens: t, sequences: b1.saturating_sub(1), longest: seqs.longest, q_heads: nq, k_heads: nk, head: d },
+        sizes: AttentionSizes {
+            dtype,
+            tokens: t,
+            sequences: b1.saturating_sub(1),
+            longest: seqs.longest,
+            q_heads: nq,
+            k_heads: nk,
+            head: d,
+        },
         q: op.address("q", q)?,
         k: op.input("k", k, dtype, &[seqs.skip + t, nk, d])?,
         v: op.input("v", v, dtype, &[seqs.skip + t, nk, d])?,
@@ -79,6 +88,14 @@ impl Inputs {
         let rows = if head > 128 { 16 } else { 32 };
         let (tile, square) = (rows * (head as usize + 4) * 4, rows * (rows + 1) * 4);
         Own { file: PLAIN, variant: Variant { head, ..Variant::of(self.dtype, false) }, rows, tile, square }
+    }
+}
+
+/// Has cuDNN's plans made in advance.
+pub fn prepare(c: &Cuda, sizes: &[AttentionSizes]) {
+    if let Some(sdpa) = &c.sdpa {
+        let served = |z: &AttentionSizes| z.dtype == DType::BF16 && z.tokens > 0 && z.k_heads > 0 && sdpa.serves(*z);
+        sdpa.prepare(sizes.iter().copied().filter(served).collect(), !c.options.deterministic);
     }
 }
 
@@ -176,15 +193,21 @@ pub fn paged(c: &Cuda, o: ViewMut, q: View, cache_k: View, cache_v: View, seqs: 
     let q = op.address("q", q)?;
     let variant = Variant::of(dtype, vectors(dtype, d, &[o, q, ck, cv]));
     let lanes = d.div_ceil(variant.width()).next_power_of_two().min(32);
+    let threads = 128;
+    let (kernel, heads, groups) = match d {
+        64 if variant.width() == 8 => ("paged_attention_64", PAGED_ROWS, 4),
+        128 if variant.width() == 8 => ("paged_attention_128", PAGED_ROWS, 4),
+        _ => ("paged_attention", PAGED_HEADS, threads / lanes),
+    };
     // Enough blocks to fill the device several times over, so that long and short sequences even out.
-    let (sets, threads) = ((nq / nk).div_ceil(PAGED_HEADS), 128);
-    let wanted = (c.device.multiprocessors * 16).div_ceil((t * nk * sets).max(1));
+    let sets = (nq / nk).div_ceil(heads);
+    let wanted = c.device.multiprocessors * 12 / (t * nk * sets).max(1);
     let parts = wanted.min((most * size).div_ceil(64)).clamp(1, 64);
     let partial = c.scratch(if parts > 1 { t * nq * parts * (d + 2) * 4 } else { 0 })?;
-    let shared = threads / lanes * PAGED_HEADS * (d + 2) * 4;
+    let shared = groups * heads * (d + 2) * 4;
     let grid = Grid { blocks: [t, nk * sets, parts], threads, shared };
     let a = args![o, partial.address(), q, ck, cv, cu, n, table, b, most, size, nq, nk, d, scale as f32, parts, lanes];
-    c.kernels.launch(PAGED, variant, "paged_attention", grid, a)?;
+    c.kernels.launch(PAGED, variant, kernel, grid, a)?;
     if parts == 1 {
         return Ok(());
     }

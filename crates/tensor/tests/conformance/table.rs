@@ -1,7 +1,7 @@
 //! The shapes: none, one, odd, and beyond the blocks in which backends work.
 
 use super::{Bench, Case, attention, dense, moe, norm};
-use temper_tensor::{Balance, Beta, GroupedGemm, Trans};
+use temper_tensor::{Balance, Beta, DType, GroupedGemm, Trans};
 
 /// Every operation at every shape.
 pub fn cases() -> Vec<Case> {
@@ -30,6 +30,12 @@ pub fn cases() -> Vec<Case> {
                     case!(dense::gemm, m, n, k, ta, tb, beta);
                 }
             }
+        }
+    }
+    for (a, c) in [(DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::F32, DType::BF16)] {
+        for (ta, tb) in [(Trans::No, Trans::No), (Trans::No, Trans::Yes), (Trans::Yes, Trans::No)] {
+            case!(dense::gemm_mixed, a, c, ta, tb, Beta::Zero);
+            case!(dense::gemm_mixed, a, c, ta, tb, Beta::One);
         }
     }
     for (t, n) in [(0, 4), (1, 1), (5, 7), (130, 300)] {

@@ -101,6 +101,7 @@ impl Bench {
         let model = setup::network(config, &arch, &portion, precision, &*ops)?;
         must_fit(&model, &work, precision, &ranks, &*ops)?;
         let batch = input::batch(&work, arch.vocab, config.train.seed, ranks.mesh.axes.dp);
+        setup::announce_attention(&*ops, &portion.seat.arch(&arch)?, precision, &batch);
         let world = ranks.mesh.axes.world();
         let mut trainer = setup::configured(config, model, ranks, precision, work.doc_len, traced.clone())?;
         input::draw_weights(&mut trainer, config.train.seed)?;
