@@ -346,7 +346,7 @@ impl Job {
     fn end_in_time(&mut self, now: Instant) {
         let Some(mut ending) = self.ending else { return };
         let (patience, passed) = (self.terms.patience, now.duration_since(ending.since));
-        if !ending.asked && (self.announced.is_some() || passed >= patience.settle) {
+        if !ending.asked && passed >= patience.settle {
             if self.announced.is_none() {
                 self.announce();
             }

@@ -60,6 +60,13 @@ struct Log {
     waiting: Vec<u8>,
     left_out: usize,
     tail: VecDeque<String>,
+    /// The last panic's own lines, which a backtrace would push out of the tail.
+    panic: Vec<String>,
+}
+
+/// The line of a panic, which its message follows.
+fn is_panic(line: &str) -> bool {
+    line.contains(" panicked at ")
 }
 
 impl RankLog {
@@ -100,16 +107,23 @@ impl RankLog {
 
     fn error_line(&self, line: &str) {
         self.line(line);
-        let mut log = self.lock();
+        let log = &mut *self.lock();
+        if is_panic(line) {
+            log.panic = vec![line.into()];
+        } else if log.panic.len() == 1 {
+            log.panic.push(line.into());
+        }
         if log.tail.len() == TAIL {
             log.tail.pop_front();
         }
         log.tail.push_back(line.into());
     }
 
-    /// The last lines of stderr.
+    /// The last lines of stderr, with a panic that is further up.
     pub(crate) fn tail(&self) -> Vec<String> {
-        self.lock().tail.iter().cloned().collect()
+        let log = self.lock();
+        let further_up = log.panic.iter().filter(|line| !log.tail.contains(line));
+        further_up.chain(&log.tail).cloned().collect()
     }
 }
 
@@ -196,7 +210,7 @@ fn plain(bytes: &[u8]) -> String {
 fn is_warning(line: &str) -> bool {
     let line = line.trim_start();
     let begins = ["WARN", "ERROR", "warning:", "error:"];
-    begins.iter().any(|word| line.starts_with(word)) || line.contains(" NCCL WARN ") || line.contains(" panicked at ")
+    begins.iter().any(|word| line.starts_with(word)) || line.contains(" NCCL WARN ")
 }
 
 /// Warnings of many ranks, each shown once.

@@ -54,7 +54,7 @@ pub(crate) fn failure(who: &str, cause: &Cause, doing: &Doing) -> String {
     match cause {
         Cause::Said(failed) => format!("error: {who}: {}", failed.message),
         Cause::Died { exit, tail } => {
-            let mut text = format!("error: {who} {}. It was {doing}", died(*exit));
+            let mut text = format!("error: {who} {}. Last heard of it: {doing}", died(*exit));
             if !tail.is_empty() {
                 text += "\n  the last it wrote:";
                 tail.iter().for_each(|line| text += &format!("\n  | {line}"));
@@ -62,16 +62,16 @@ pub(crate) fn failure(who: &str, cause: &Cause, doing: &Doing) -> String {
             text
         }
         Cause::Silent { after, process } => {
-            format!("error: {who} has given no sign of life for {}: {process}. It was {doing}", seconds(*after))
+            format!("error: {who} has given no sign of life for {}: {process}. Last heard of it: {doing}", seconds(*after))
         }
-        Cause::NodeGone(what) => format!("error: {what}. {who} was {doing}"),
+        Cause::NodeGone(what) => format!("error: {what}. Last heard of {who}: {doing}"),
     }
 }
 
 /// A failure of which only the others know: nobody but they complains of `who`.
 pub(crate) fn blamed(who: &str, by: usize, said: &str, doing: &Doing) -> String {
     let waited = if by == 1 { "another rank waited for it in vain".into() } else { format!("{by} ranks waited for it in vain") };
-    format!("error: {who} keeps the others waiting: it says that it lives, and is {doing}; {waited}\n  the first of them: {said}")
+    format!("error: {who} keeps the others waiting: it lives, and says what it does: {doing}. But {waited}\n  the first of them: {said}")
 }
 
 fn died(exit: Exit) -> String {

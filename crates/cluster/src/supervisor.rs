@@ -20,7 +20,8 @@ pub struct Patience {
     pub silence: Duration,
     /// As `silence`, for a worker that has only been started.
     pub start: Duration,
-    /// How long an error that another rank caused waits for that rank's own.
+    /// From the first failure to the SIGTERM: so long the other ranks may fail in their own words, and an error that another rank
+    /// caused waits for that rank's own.
     pub settle: Duration,
     /// From the first failure to the SIGKILL of what is left.
     pub stop: Duration,

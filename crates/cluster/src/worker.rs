@@ -7,7 +7,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use std::{
     net::TcpStream,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
@@ -19,6 +19,8 @@ pub const SUPERVISOR: &str = "TEMPER_SUPERVISOR";
 
 /// Time between heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
+/// Least time between heartbeats, however often the worker does something new.
+const LEAST: Duration = Duration::from_millis(50);
 /// Most time that a message to the supervisor may take; it is on this host and only reads.
 const WRITE: Duration = Duration::from_secs(5);
 
@@ -57,8 +59,23 @@ pub struct Worker {
 
 struct Shared {
     stream: Mutex<TcpStream>,
-    doing: Mutex<(Doing, Instant)>,
+    doing: Mutex<Now>,
+    /// Something new is being done.
+    news: Condvar,
     standing: Mutex<Option<Standing>>,
+}
+
+struct Now {
+    doing: Doing,
+    since: Instant,
+    /// The supervisor knows.
+    told: bool,
+}
+
+impl Now {
+    fn new(doing: Doing) -> Now {
+        Now { doing, since: Instant::now(), told: false }
+    }
 }
 
 impl Shared {
@@ -67,8 +84,11 @@ impl Shared {
     }
 
     fn beat(&self) -> std::io::Result<()> {
-        let (mut doing, since) = lock(&self.doing).clone();
-        doing.for_ms = since.elapsed().as_millis() as u64;
+        let mut doing = {
+            let mut now = lock(&self.doing);
+            now.told = true;
+            Doing { for_ms: now.since.elapsed().as_millis() as u64, ..now.doing.clone() }
+        };
         doing.standing = lock(&self.standing).as_ref().and_then(|ask| ask());
         self.tell(&Told::Doing(doing))
     }
@@ -93,7 +113,8 @@ impl Worker {
         let reader = set.map_err(doing("the supervisor's connection"))?;
         let shared = Arc::new(Shared {
             stream: Mutex::new(stream),
-            doing: Mutex::new((Doing::default(), Instant::now())),
+            doing: Mutex::new(Now::new(Doing::default())),
+            news: Condvar::new(),
             standing: Mutex::default(),
         });
         let hello = Told::Hello { token: lead.token.clone(), local_rank };
@@ -102,7 +123,12 @@ impl Worker {
         thread::spawn(move || listen(reader, &sender));
         let beating = shared.clone();
         // The listener notices when nobody hears the beats any more.
-        thread::spawn(move || while beating.beat().is_ok() { thread::sleep(BEAT) });
+        thread::spawn(move || {
+            while beating.beat().is_ok() {
+                thread::sleep(LEAST);
+                drop(beating.news.wait_timeout_while(lock(&beating.doing), BEAT - LEAST, |now| now.told));
+            }
+        });
         Ok(Some(Worker { lead, shared, answers }))
     }
 
@@ -123,7 +149,8 @@ impl Worker {
 
     /// Says what the worker does from now on, with the number of the training step if it is one.
     pub fn doing(&self, phase: &str, step: Option<u64>) {
-        *lock(&self.shared.doing) = (Doing { phase: phase.into(), step, ..Doing::default() }, Instant::now());
+        *lock(&self.shared.doing) = Now::new(Doing { phase: phase.into(), step, ..Doing::default() });
+        self.shared.news.notify_one();
     }
 
     /// Adds to every heartbeat where the rank stands among the others.
