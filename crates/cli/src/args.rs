@@ -36,6 +36,8 @@ pub enum Device {
 pub enum Command {
     /// Fine-tune a model on chat data.
     Sft(Sft),
+    /// Start a job on several hosts by ssh.
+    Launch(Launch),
     /// Look at training data, or build it.
     #[command(subcommand)]
     Data(Data),
@@ -70,6 +72,41 @@ pub struct Sft {
     /// The steps to record, e.g. `3..5` for 3, 4 and 5.
     #[arg(long, value_name = "STEPS", default_value = "2", requires = "trace")]
     pub trace_steps: String,
+    /// Ranks of the job, each a process (default: as many as [parallel] multiplies to; where it leaves dp open, one for each GPU).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub ranks: Option<u32>,
+    /// Be the supervisor of so many ranks on this node: for srun or mpirun with one task a node.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks_per_node: Option<u32>,
+    /// Start again from the last checkpoint when a rank fails, at most so many times.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub restarts: u32,
+    /// A rank that gives no sign of life for so many seconds is lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(3..=86_400))]
+    pub silence: u32,
+    /// Longest that a rank waits for another in one operation, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub patience: u32,
+}
+
+/// `temper launch`
+#[derive(Args)]
+pub struct Launch {
+    /// Hosts, one a line: `host`, `host slots=8` or `host:8`. Rank 0 runs on the first.
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: PathBuf,
+    /// Ranks of every host, whatever the file says (default: its slots, else [parallel] divided by the hosts, else a GPU each).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks_per_node: Option<u32>,
+    /// What runs a command on a host: called with the host's name and a line of shell.
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
+    pub ssh: String,
+    /// Port of rank 0 on the first host; the supervisors use the next.
+    #[arg(long, value_name = "PORT", default_value_t = 29_500, value_parser = clap::value_parser!(u16).range(1..65535))]
+    pub port: u16,
+    /// `sft CONFIG.toml ...`, as on one host.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<std::ffi::OsString>,
 }
 
 /// `temper data`
@@ -297,6 +334,8 @@ pub enum Bench {
     Step(BenchStep),
     /// Time each operation of the step alone, once per shape, against what the device can do.
     Ops(BenchOps),
+    /// Time the exchange between ranks: bus bandwidth of every operation and size, as nccl-tests counts it.
+    Comm(BenchComm),
 }
 
 /// The model and the batch of a benchmark.
@@ -345,6 +384,12 @@ pub struct BenchStep {
     /// Micro-batches of an optimizer step.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub accumulate: u32,
+    /// Measure one rank of a layout on this device, the other ranks not there (communication costs nothing).
+    #[arg(long, value_name = "RANK", requires = "layout")]
+    pub as_rank: Option<usize>,
+    /// The layout, e.g. tp=8,pp=2,ep=4,etp=1,dp=4. Keys: tp, pp, vpp, ep, etp, cp, dp, split.
+    #[arg(long = "of", value_name = "LAYOUT", requires = "as_rank", id = "layout")]
+    pub of: Option<String>,
     /// Timed steps.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub steps: u32,
@@ -368,6 +413,62 @@ pub struct BenchOps {
     /// Only operations whose name contains this.
     #[arg(long, value_name = "WORD", default_value = "")]
     pub only: String,
+}
+
+/// `temper bench comm`
+#[derive(Args)]
+pub struct BenchComm {
+    /// How ranks exchange.
+    #[arg(long, value_enum, default_value_t = Transport::Threads)]
+    pub transport: Transport,
+    /// Start so many ranks on this host. Without it, this process is the rank that its environment names (RANK, WORLD_SIZE,
+    /// LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or those of mpirun and srun).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=1024))]
+    pub ranks: Option<u16>,
+    /// Measure along each axis of a layout, e.g. `tp=2,pp=2` (data parallel takes what is left). Default: all ranks.
+    #[arg(long, value_name = "AXES")]
+    pub layout: Option<String>,
+    /// Smallest buffer, e.g. 4K, 1MiB, 2G.
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = size)]
+    pub min: u64,
+    /// Largest buffer. Default: 4 GiB between GPUs, 256 MiB between processors, or what fits into memory.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub max: Option<u64>,
+    /// Only operations whose name contains this.
+    #[arg(long, value_name = "WORD", default_value = "")]
+    pub only: String,
+    /// Seconds that a rank may stay silent.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..))]
+    pub patience: u16,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--transport`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// Threads of one process.
+    Threads,
+    /// Processes over TCP.
+    Tcp,
+    /// GPUs through NCCL, one process each.
+    Nccl,
+}
+
+/// Bytes, from `4096`, `4K`, `4KiB`, `1G` and so on; units are powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let lower = text.to_lowercase();
+    let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match lower[digits.len()..].trim_end_matches("ib").trim_end_matches('b') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        other => return Err(format!("{other}: not a unit; they are K, M and G")),
+    };
+    let number: u64 = digits.trim().parse().map_err(|_| "not a size like 4K, 1MiB or 2G".to_string())?;
+    number.checked_mul(1 << shift).filter(|n| (4..=1 << 40).contains(n)).ok_or("not between 4 bytes and 1 TiB".into())
 }
 
 /// `temper plan`

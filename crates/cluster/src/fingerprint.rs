@@ -68,6 +68,15 @@ impl Fingerprint {
         self.must(name, digest(path).unwrap_or_else(|e| format!("{e} ({})", path.display())));
     }
 
+    /// What must agree, in few characters.
+    pub fn digest(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for (name, fact) in self.0.iter().filter(|(_, fact)| fact.binding) {
+            hasher.update(format!("{name}={}\n", fact.value).as_bytes());
+        }
+        hasher.finalize().to_hex().chars().take(16).collect()
+    }
+
     /// Adds every value of a JSON tree under its dotted key, so that a difference is told by key.
     pub fn tree(&mut self, name: &str, tree: &serde_json::Value) {
         match tree {

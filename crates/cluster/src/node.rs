@@ -38,6 +38,8 @@ pub struct Workers {
     pub program: PathBuf,
     /// Its arguments, the same for every rank; the rest is in the environment.
     pub arguments: Vec<OsString>,
+    /// Variables that a worker gets unless the user has set them.
+    pub variables: Vec<(String, String)>,
     /// Workers of this node.
     pub count: usize,
     /// Folder of the logs, made when rank 0 is ready.
@@ -216,6 +218,7 @@ impl Node {
         for name in VARIABLES.iter().chain(&[LAUNCHED]) {
             command.env_remove(name);
         }
+        command.envs(self.workers.variables.iter().filter(|(name, _)| std::env::var_os(name).is_none()).map(|(n, v)| (n, v)));
         command.envs([
             (SUPERVISOR, lead.to_text()),
             ("RANK", rank.to_string()),

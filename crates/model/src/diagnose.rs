@@ -80,7 +80,7 @@ pub fn diagnose(model: &Model, cx: &Cx, grads: &mut Grads, objective: &Objective
 /// The last of the chosen parameters whose gradient is not finite: the backward pass reaches it first.
 fn weight_grads(model: &Model, cx: &Cx, grads: &Grads, chosen: impl Fn(&str) -> bool) -> Result<Option<NonFinite>> {
     for (i, param) in model.params.iter().enumerate().rev().filter(|(_, p)| chosen(&p.name)) {
-        if !is_finite(cx, grads.get(ParamId(i)))? {
+        if !is_finite(cx, grads.get(ParamId(i))?)? {
             return Ok(Some(NonFinite::WeightGrad(param.name.clone())));
         }
     }

@@ -18,6 +18,12 @@ pub enum Error {
     /// The architecture lacks a parameter that a layer needs (a bug of the declaration).
     #[error("the declaration has no parameter {0}")]
     Undeclared(String),
+    /// A gradient was added to although its sum over ranks was begun (a bug of the caller).
+    #[error("{0}: a gradient came after its sum over ranks was begun")]
+    ClosedSum(String),
+    /// The mesh lacks a group that the layout of a parameter needs (a bug of the caller).
+    #[error("the mesh has no group of {0} neighbours that hold copies of the same heads")]
+    NoGroup(usize),
     /// A batch contradicts itself.
     #[error("batch: {0}")]
     Batch(String),

@@ -82,7 +82,7 @@ impl Head {
             self.cross_entropy(cx, losses, &mut logits, targets, Some(weights))?;
             let dlogits = logits.view();
             cx.ops.gemm(dh.view_mut().slice_rows(rows), dlogits, Trans::No, w, Trans::No, Beta::Zero)?;
-            let (dw, beta) = grads.sum_into(self.weight);
+            let (dw, beta) = grads.sum_into(self.weight)?;
             cx.ops.gemm(dw, dlogits, Trans::Yes, h, Trans::No, beta)?;
         }
         let (dselected, work) = self.norm.backward_input(cx, saved, dh, None)?;

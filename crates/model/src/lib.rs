@@ -11,6 +11,7 @@
 pub mod attention;
 pub mod aux;
 mod batch;
+mod buckets;
 mod cache;
 mod context;
 mod cx;
@@ -35,6 +36,7 @@ mod weights;
 
 pub use aux::{AuxLoss, AuxSettings, AuxStats};
 pub use batch::{Batch, IGNORE, Labels};
+pub use buckets::{ALIGN, Slot, Slots};
 pub use cache::{CachedStep, KvCache, StepTokens};
 pub use context::Segment;
 pub use cx::{Act, Cx};

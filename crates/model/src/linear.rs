@@ -80,7 +80,7 @@ impl Linear {
             Divided::Outputs => cx.whole_tokens_shared(&x)?,
             Divided::Inputs => x,
         };
-        let (dw, beta) = grads.sum_into(self.weight);
+        let (dw, beta) = grads.sum_into(self.weight)?;
         cx.ops.gemm(dw, dy.view(), Trans::Yes, x.view(), Trans::No, beta)?;
         if let Some(bias) = self.bias {
             // A bias of divided outputs sees all rows; one added after the sum sees the rows it was added to.

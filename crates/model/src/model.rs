@@ -4,7 +4,7 @@
 
 use crate::aux::{AuxGrad, AuxLoss, AuxSettings, AuxStats};
 use crate::decoder::{self, DecoderLayer};
-use crate::param::Param;
+use crate::param::{EMBEDDING, Param};
 use crate::recompute::Recompute;
 use crate::{
     Act, CachedStep, Cx, Embedding, Error, Grads, Head, KvCache, Labels, Names, Ranks, Result, RopeTables, Seat, Weights, declare,
@@ -57,8 +57,6 @@ impl Portion {
         }
     }
 }
-
-const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// What one layer kept.
 pub enum Kept {

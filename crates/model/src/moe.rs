@@ -179,9 +179,9 @@ impl Moe {
     /// Adds the gradients of the router and of every expert.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
         let Work { x, dlogits, dispatch, rows, dgate_up, act, dout } = work;
-        let (dw, beta) = grads.sum_into(self.down);
+        let (dw, beta) = grads.sum_into(self.down)?;
         cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dout.view(), act.view(), dispatch.offsets())?;
-        let (dw, beta) = grads.sum_into(self.gate_up);
+        let (dw, beta) = grads.sum_into(self.gate_up)?;
         cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dgate_up.view(), rows.view(), dispatch.offsets())?;
         self.add_router_weight_grad(cx, cx.own_share(x.view()), &dlogits, grads)
     }

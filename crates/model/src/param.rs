@@ -4,6 +4,9 @@
 use std::ops::Range;
 use temper_config::Arch;
 
+/// Name of the embedding.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// Index of a parameter in the model's declaration order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub usize);
@@ -24,6 +27,24 @@ pub enum Shard {
     ExpertRows,
     /// Expert dim over the expert axis; within an expert, the last dim over the expert-tensor axis.
     ExpertCols,
+}
+
+impl Shard {
+    /// Whether it is a part of experts, which have axes of their own.
+    pub fn is_expert(self) -> bool {
+        matches!(self, Shard::ExpertRows | Shard::ExpertCols)
+    }
+}
+
+/// A part of the network whose gradients become complete together, in the backward pass of the last micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Block {
+    /// The embedding, with a tied head.
+    Embedding,
+    /// A decoder layer of the whole network.
+    Layer(usize),
+    /// Final norm and head.
+    Head,
 }
 
 /// Starting values when a model is initialised from its config alone.
@@ -140,6 +161,15 @@ impl Param {
         self.name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
     }
 
+    /// The part of the network it belongs to.
+    pub fn block(&self) -> Block {
+        match self.layer() {
+            Some(layer) => Block::Layer(layer),
+            None if self.name == EMBEDDING => Block::Embedding,
+            None => Block::Head,
+        }
+    }
+
     /// Number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
@@ -151,7 +181,7 @@ pub fn count(arch: &Arch, params: &[Param]) -> (u64, u64) {
     let total: usize = params.iter().map(Param::numel).sum();
     let idle: usize = params
         .iter()
-        .filter(|p| matches!(p.shard, Shard::ExpertRows | Shard::ExpertCols))
+        .filter(|p| p.shard.is_expert())
         .map(|p| {
             let experts = arch.moe.as_ref().map_or(1, |m| m.experts);
             let used = arch.moe.as_ref().map_or(1, |m| m.top_k);

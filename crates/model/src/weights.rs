@@ -1,20 +1,27 @@
-//! [`Weights`] and [`Grads`]: a tensor per parameter. They are two objects so that a layer can read one while it adds to the other.
+//! [`Weights`] and [`Grads`]: two objects, so that a layer can read one while it adds to the other.
 
+use crate::buckets::{Buckets, Slots};
 use crate::param::{Init, Param, ParamId, Piece};
 use crate::{Error, Result};
+use std::sync::Arc;
+use temper_comm::Pending;
 use temper_tensor::{Beta, DType, Ops, Rng, Tensor, View, ViewMut};
 
 /// The weights of a model (or of the part of it that this rank holds).
 pub struct Weights {
     dtype: DType,
-    names: Vec<String>,
-    tensors: Vec<Option<Tensor>>,
+    buckets: Buckets,
 }
 
 impl Weights {
     /// No tensors yet; fill with [`Weights::set`].
     pub fn empty(params: &[Param], dtype: DType) -> Weights {
-        Weights { dtype, names: params.iter().map(|p| p.name.clone()).collect(), tensors: params.iter().map(|_| None).collect() }
+        Weights { dtype, buckets: Buckets::empty(Arc::new(Slots::apart(params))) }
+    }
+
+    /// Unspecified weights that lie as `slots` says.
+    pub fn alloc(slots: Arc<Slots>, dtype: DType, ops: &dyn Ops) -> Result<Weights> {
+        Ok(Weights { dtype, buckets: Buckets::filled(slots, |shape| ops.alloc(dtype, shape))? })
     }
 
     /// Weights drawn from `seed`. A value depends on (seed, Hugging Face name, index in that tensor) only, so any
@@ -24,7 +31,7 @@ impl Weights {
         for (i, host) in Weights::random_host(params, seed).into_iter().enumerate() {
             let mut tensor = ops.alloc(dtype, host.shape())?;
             ops.copy(tensor.view_mut(), ops.adopt(host)?.view())?;
-            weights.set(ParamId(i), tensor);
+            weights.set(ops, ParamId(i), tensor)?;
         }
         Ok(weights)
     }
@@ -43,21 +50,11 @@ impl Weights {
         let mut tensors = tensors.into_iter();
         for (i, param) in params.iter().enumerate() {
             match tensors.next() {
-                Some(t) if t.shape() == param.shape && t.dtype() == dtype => weights.set(ParamId(i), ops.adopt(t)?),
+                Some(t) if t.shape() == param.shape && t.dtype() == dtype => weights.set(ops, ParamId(i), ops.adopt(t)?)?,
                 _ => return Err(Error::MissingWeights(param.name.clone())),
             }
         }
         Ok(weights)
-    }
-
-    /// All tensors in declaration order.
-    pub fn iter(&self) -> impl Iterator<Item = &Tensor> {
-        self.tensors.iter().flatten()
-    }
-
-    /// All tensors in declaration order, for the optimizer.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
-        self.tensors.iter_mut().flatten()
     }
 
     /// Type of all weights and of the activations.
@@ -65,20 +62,33 @@ impl Weights {
         self.dtype
     }
 
-    /// Puts a tensor in place.
-    pub fn set(&mut self, id: ParamId, tensor: Tensor) {
-        self.tensors[id.0] = Some(tensor);
+    /// How the weights lie in memory.
+    pub fn slots(&self) -> &Arc<Slots> {
+        self.buckets.slots()
+    }
+
+    /// Sets a parameter to a tensor of its shape: takes it over where the parameter has a bucket of its own, else copies it.
+    pub fn set(&mut self, ops: &dyn Ops, id: ParamId, tensor: Tensor) -> Result<()> {
+        match self.buckets.replace(id, tensor) {
+            None => Ok(()),
+            Some(tensor) => Ok(ops.copy(self.buckets.get_mut(id)?, tensor.view())?),
+        }
     }
 
     /// The tensor of a parameter.
     pub fn get(&self, id: ParamId) -> Result<View<'_>> {
-        self.tensors[id.0].as_ref().map(Tensor::view).ok_or_else(|| Error::MissingWeights(self.names[id.0].clone()))
+        self.buckets.get(id)
     }
 
     /// The tensor of a parameter, for the optimizer and for loading.
     pub fn get_mut(&mut self, id: ParamId) -> Result<ViewMut<'_>> {
-        let name = &self.names[id.0];
-        self.tensors[id.0].as_mut().map(Tensor::view_mut).ok_or_else(|| Error::MissingWeights(name.clone()))
+        self.buckets.get_mut(id)
+    }
+
+    /// Begins an operation between ranks on the weights of a bucket, such as gathering what each has updated. Who next uses one of
+    /// them waits for it.
+    pub fn exchange(&mut self, bucket: usize, start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>) -> Result<()> {
+        self.buckets.exchange(bucket, start)
     }
 }
 
@@ -134,27 +144,46 @@ fn name_stream(name: &str) -> u64 {
 ///
 /// A new sum costs no pass of zeros over memory: [`Grads::begin`] only notes it, and the first addition overwrites.
 pub struct Grads {
-    tensors: Vec<Tensor>,
-    /// Whether the tensor holds part of the present sum; until then its contents count as zero.
-    begun: Vec<bool>,
+    buckets: Buckets,
+    sums: Vec<Sum>,
+}
+
+/// How far the sum that is a gradient has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sum {
+    /// The contents count as zero.
+    Empty,
+    /// Micro-batches are being added up.
+    Open,
+    /// The sum over ranks was begun: nothing may be added any more.
+    Closed,
 }
 
 impl Grads {
     /// Zeros for every parameter, in `dtype`.
     pub fn zeros(params: &[Param], dtype: DType, ops: &dyn Ops) -> Result<Grads> {
-        let tensors = params.iter().map(|p| ops.zeros(dtype, &p.shape)).collect::<temper_tensor::Result<_>>()?;
-        Ok(Grads { tensors, begun: vec![true; params.len()] })
+        Grads::zeros_in(Arc::new(Slots::apart(params)), dtype, ops)
+    }
+
+    /// Zeros that lie as `slots` says.
+    pub fn zeros_in(slots: Arc<Slots>, dtype: DType, ops: &dyn Ops) -> Result<Grads> {
+        Ok(Grads { sums: vec![Sum::Open; slots.len()], buckets: Buckets::filled(slots, |shape| ops.zeros(dtype, shape))? })
     }
 
     /// Begins a new sum. Gradients may be read again after [`Grads::settle`].
     pub fn begin(&mut self) {
-        self.begun.fill(false);
+        self.sums.fill(Sum::Empty);
     }
 
     /// Sets to zero what nothing was added to since [`Grads::begin`].
     pub fn settle(&mut self, ops: &dyn Ops) -> Result<()> {
-        for id in 0..self.tensors.len() {
-            self.add_to(ops, ParamId(id))?;
+        (0..self.sums.len()).try_for_each(|id| self.settle_one(ops, ParamId(id)))
+    }
+
+    /// Sets a gradient to zero if nothing was added to it since [`Grads::begin`].
+    pub fn settle_one(&mut self, ops: &dyn Ops, id: ParamId) -> Result<()> {
+        if self.sums[id.0] == Sum::Empty {
+            self.add_to(ops, id)?;
         }
         Ok(())
     }
@@ -165,25 +194,23 @@ impl Grads {
         self.settle(ops)
     }
 
-    /// All gradients in declaration order.
-    pub fn iter(&self) -> impl Iterator<Item = &Tensor> {
-        self.tensors.iter()
-    }
-
     /// The gradient of a parameter.
-    pub fn get(&self, id: ParamId) -> View<'_> {
-        self.tensors[id.0].view()
+    pub fn get(&self, id: ParamId) -> Result<View<'_>> {
+        self.buckets.get(id)
     }
 
     /// The gradient of a parameter for a product that adds to it, or overwrites it if it is the first of the sum.
-    pub fn sum_into(&mut self, id: ParamId) -> (ViewMut<'_>, Beta) {
-        let beta = if std::mem::replace(&mut self.begun[id.0], true) { Beta::One } else { Beta::Zero };
-        (self.tensors[id.0].view_mut(), beta)
+    ///
+    /// # Errors
+    /// When its sum over ranks was begun already.
+    pub fn sum_into(&mut self, id: ParamId) -> Result<(ViewMut<'_>, Beta)> {
+        let beta = self.open(id)?;
+        Ok((self.buckets.get_mut(id)?, beta))
     }
 
     /// The gradient of a parameter, to add to.
     pub fn add_to(&mut self, ops: &dyn Ops, id: ParamId) -> Result<ViewMut<'_>> {
-        let (mut grad, beta) = self.sum_into(id);
+        let (mut grad, beta) = self.sum_into(id)?;
         if beta == Beta::Zero {
             ops.fill(grad.reborrow(), 0.0)?;
         }
@@ -194,9 +221,26 @@ impl Grads {
     pub fn add_to_pair(&mut self, ops: &dyn Ops, a: ParamId, b: ParamId) -> Result<(ViewMut<'_>, ViewMut<'_>)> {
         self.add_to(ops, a)?;
         self.add_to(ops, b)?;
-        match self.tensors.get_disjoint_mut([a.0, b.0]) {
-            Ok([x, y]) => Ok((x.view_mut(), y.view_mut())),
-            Err(_) => Err(Error::Undeclared(format!("pair {} and {}", a.0, b.0))),
+        self.buckets.get_pair_mut(a, b)
+    }
+
+    /// What happens to the old contents of a gradient that is added to now.
+    fn open(&mut self, id: ParamId) -> Result<Beta> {
+        match std::mem::replace(&mut self.sums[id.0], Sum::Open) {
+            Sum::Empty => Ok(Beta::Zero),
+            Sum::Open => Ok(Beta::One),
+            Sum::Closed => Err(Error::ClosedSum(self.buckets.slots().slot(id).name().to_string())),
         }
+    }
+
+    /// All elements of a bucket of gradients, to be summed over ranks: nothing is added to them any more until [`Grads::begin`].
+    pub fn close(&mut self, bucket: usize) -> Result<ViewMut<'_>> {
+        self.buckets.slots().in_bucket(bucket).for_each(|id| self.sums[id.0] = Sum::Closed);
+        self.buckets.bucket_mut(bucket)
+    }
+
+    /// Begins an operation between ranks on the gradients of a closed bucket. Who next uses one of them waits for it.
+    pub fn exchange(&mut self, bucket: usize, start: impl for<'a> FnOnce(ViewMut<'a>) -> temper_comm::Result<Pending<'a>>) -> Result<()> {
+        self.buckets.exchange(bucket, start)
     }
 }

@@ -89,7 +89,7 @@ fn logits_loss_and_gradients() {
                     loss += aux.coef * balance;
                 }
                 assert_close(&format!("{name} loss"), &[loss], &golden.float("loss"), TOLERANCE);
-                check_named(&s, &golden, "grad/", TOLERANCE, |id| host(&s.ops, grads.get(id)));
+                check_named(&s, &golden, "grad/", TOLERANCE, |id| host(&s.ops, grads.get(id).unwrap()));
             }
         }
     }

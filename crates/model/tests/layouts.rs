@@ -140,7 +140,7 @@ fn rank(case: &Case, ranks: Ranks) -> (Vec<Param>, Vec<Vec<f64>>, Vec<(usize, An
         let aux = out.aux.map_or([0.0; 2], |aux| [read(&aux.balance), read(&aux.z)]);
         answers.push((index, Answer { losses: vec![losses], aux: vec![aux], ..Answer::default() }));
     }
-    let grads = (0..model.params.len()).map(|i| common::host(&ops, grads.get(ParamId(i)))).collect();
+    let grads = (0..model.params.len()).map(|i| common::host(&ops, grads.get(ParamId(i)).unwrap())).collect();
     (model.params, grads, answers)
 }
 
@@ -164,7 +164,7 @@ fn part_of(whole: &Model, weights: &Weights, part: &Model, ops: &Cpu) -> Weights
             }
         }
         assert!(values.iter().all(|v| v.is_finite()), "{}", p.name);
-        own.set(ParamId(i), common::floats(ops, &values, &p.shape, DType::F64));
+        own.set(ops, ParamId(i), common::floats(ops, &values, &p.shape, DType::F64)).unwrap();
     }
     own
 }

@@ -64,21 +64,12 @@ pub struct RopeTable<'a> {
 /// The sequences of a packed batch.
 #[derive(Clone, Copy)]
 pub struct PackedSeqs<'a> {
-    /// First row of each sequence and the end of the last, I32 [B+1], rising from 0 to T.
+    /// First row of each sequence in k and v and the end of the last, I32 [B+1], rising from 0 to S = skip + T.
     pub cu: View<'a>,
     /// Length of the longest sequence, which the host knows: plans are chosen by it.
     pub longest: usize,
-    /// The keys and values of each sequence where they are more than its queries; absent: they are those of the same tokens.
-    pub keys: Option<PackedKeys<'a>>,
-}
-
-/// Keys of sequences whose queries are only their last tokens: the last query stands at the last key.
-#[derive(Clone, Copy)]
-pub struct PackedKeys<'a> {
-    /// First row of each sequence in k and v and the end of the last, I32 [B+1], rising from 0 to their rows.
-    pub cu: View<'a>,
-    /// Keys of the sequence that has most.
-    pub longest: usize,
+    /// Leading rows of k and v that have no queries: the queries are those of the rows after them. 0 but where other ranks have them.
+    pub skip: usize,
 }
 
 /// Where the tokens of a step of generation sit in a paged KV cache.
@@ -250,7 +241,7 @@ pub trait Ops: Send + Sync {
 
     // ---- attention ----
 
-    /// Causal attention within each sequence of the packed batch (k and v have S rows, T unless `seqs.keys` is given). `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
+    /// Causal attention within each sequence of the packed batch (k and v have S = `seqs.skip` + T rows). `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
     /// softmax denominator of the scaled scores) overwritten. Query head h reads key head h / (Nq/Nk).
     fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()>;
     /// Overwrites `dq[T, Nq, D]`, `dk[S, Nk, D]`, `dv[S, Nk, D]`.

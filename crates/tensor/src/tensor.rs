@@ -148,6 +148,21 @@ macro_rules! each {
     };
 }
 
+macro_rules! halves {
+    ($x:expr, $n:expr, $($v:ident)*) => {
+        match $x {
+            $(SliceMut::$v(s) => {
+                let (a, b) = s.split_at_mut($n);
+                (SliceMut::$v(a), SliceMut::$v(b))
+            })*
+            SliceMut::Device(p, len, d, m) => {
+                assert!($n <= len);
+                (SliceMut::Device(p, $n, d, m), SliceMut::Device(p + ($n * d.size()) as u64, len - $n, d, m))
+            }
+        }
+    };
+}
+
 impl Tensor {
     /// Wraps a buffer. Panics when the number of elements does not fit the shape (a bug of the backend).
     pub fn new(buffer: Buffer, shape: &[usize]) -> Tensor {
@@ -394,6 +409,15 @@ impl<'a> ViewMut<'a> {
             SliceMut::Device(p + (a * d.size()) as u64, b - a, d, m)
         });
         ViewMut { data, shape }
+    }
+
+    /// Rows before and from `at` of dim 0, as two views.
+    pub fn split_rows(self, at: usize) -> (ViewMut<'a>, ViewMut<'a>) {
+        let n = at * self.shape().iter().skip(1).product::<usize>();
+        let (mut before, mut after) = (self.shape, self.shape);
+        (before.dims[0], after.dims[0]) = (at, self.rows() - at);
+        let (a, b) = halves!(self.data, n, F64 F32 BF16 F16 I32);
+        (ViewMut { data: a, shape: before }, ViewMut { data: b, shape: after })
     }
 
     /// Entry `i` of dim 0, with that dim removed.

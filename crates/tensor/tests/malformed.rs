@@ -134,7 +134,7 @@ fn layers(s: &mut Vec<Spec>) {
 fn attention(s: &mut Vec<Spec>) {
     let (q, k, lse, cu) = (float(&[5, 4, 3]), float(&[5, 2, 3]), float(&[5, 4]), free(int(&[0, 2, 5], &[3])));
     spec!(s, "attention", [q.clone(), lse.clone()], [q.clone(), k.clone(), k.clone(), cu.clone()], |c, o, i| {
-        c.attention(o(), o(), i[0], i[1], i[2], PackedSeqs { cu: i[3], longest: 3, keys: None }, 0.5)
+        c.attention(o(), o(), i[0], i[1], i[2], PackedSeqs { cu: i[3], longest: 3, skip: 0 }, 0.5)
     });
     spec!(
         s,
@@ -142,7 +142,7 @@ fn attention(s: &mut Vec<Spec>) {
         [q.clone(), k.clone(), k.clone()],
         [q.clone(), q.clone(), lse.clone(), q.clone(), k.clone(), k.clone(), cu.clone()],
         |c, o, i| {
-            let seqs = PackedSeqs { cu: i[6], longest: 3, keys: None };
+            let seqs = PackedSeqs { cu: i[6], longest: 3, skip: 0 };
             c.attention_grad(o(), o(), o(), i[0], i[1], i[2], i[3], i[4], i[5], seqs, 0.5)
         }
     );

@@ -7,8 +7,8 @@ use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
 use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
 use temper_data::{ChatTemplate, Dataset, Tokenizer};
-use temper_model::{Grads, Model, Parts, Portion, Ranks, Recompute, RopeTables, Weights, param::ParamId};
-use temper_parallel::{AdamWConfig, Optimizer};
+use temper_model::{Grads, Model, Parts, Portion, Ranks, Recompute, RopeTables, Weights};
+use temper_parallel::{AdamWConfig, Buckets, Optimizer};
 use temper_tensor::{Balance, DType, Ops, Purpose};
 
 /// A model folder and what was read from it.
@@ -126,14 +126,12 @@ pub fn allocate(
     ops: Arc<dyn Ops>,
 ) -> Result<Trainer> {
     let before = ops.account(Purpose::Weights);
-    let mut weights = Weights::empty(&model.params, precision.weights);
-    for (i, param) in model.params.iter().enumerate() {
-        weights.set(ParamId(i), ops.alloc(precision.weights, &param.shape)?);
-    }
+    let buckets = Buckets::new(&model, &ranks)?;
+    let weights = Weights::alloc(buckets.slots(), precision.weights, &*ops)?;
     ops.account(Purpose::Gradients);
-    let grads = Grads::zeros(&model.params, precision.grads, &*ops)?;
+    let grads = Grads::zeros_in(buckets.slots(), precision.grads, &*ops)?;
     ops.account(Purpose::Optimizer);
-    let optimizer = Optimizer::new(&*ops, &model.params, precision.weights, precision.moments, precision.offload, adamw)?;
+    let optimizer = Optimizer::new(&*ops, buckets, precision.weights, precision.moments, precision.offload, adamw)?;
     ops.account(before);
     Ok(Trainer { ops, ranks, model, weights, grads, optimizer, rope, settings })
 }

@@ -42,7 +42,7 @@ impl Slack {
         let Constants { lr, beta2, eps, clip } = self.constants;
         let scale = (clip / (norm + 1e-6)).min(1.0);
         for (i, bounds) in self.bounds.iter_mut().enumerate() {
-            let largest = host(trainer, trainer.grads.get(ParamId(i)))?.iter().fold(0f64, |m, g| m.max(f64::from(g.abs())));
+            let largest = host(trainer, trainer.grads.get(ParamId(i))?)?.iter().fold(0f64, |m, g| m.max(f64::from(g.abs())));
             let error = noise(trainer.weights.dtype()) * largest * scale;
             for (bound, v) in bounds.iter_mut().zip(host(trainer, trainer.optimizer.exp_avg_sq[i].view())?) {
                 // A weight that never had a gradient (an embedding row outside the batch) is exact in any program.
@@ -71,7 +71,7 @@ pub(crate) fn host(trainer: &Trainer, view: View) -> Result<Vec<f32>> {
 
 /// A parameter's exact weights on the host: its f32 master where it has one.
 pub(crate) fn exact(trainer: &Trainer, id: ParamId) -> Result<Vec<f32>> {
-    match trainer.optimizer.master(&*trainer.ops, id.0, trainer.weights.get(id)?)? {
+    match trainer.optimizer.master(&*trainer.ops, &trainer.weights, &trainer.optimizer.segments()[id.0])? {
         Some(master) => host(trainer, master.view()),
         None => host(trainer, trainer.weights.get(id)?),
     }

@@ -51,10 +51,11 @@ impl Trainer {
         let ops = self.ops.clone();
         let done = self.accumulate(batch)?;
         ops.phase(Phase::Norm)?;
+        self.optimizer.reduce(&*ops, &mut self.grads)?;
         let losses = done.iter().flat_map(|d| &d.outputs).map(|o| o.losses.view());
         self.optimizer.measure(&*ops, &self.grads, losses)?;
         ops.phase(Phase::Update)?;
-        self.optimizer.step(&*ops, &self.model.params, &mut self.weights, &self.grads, lr)?;
+        self.optimizer.step(&*ops, &mut self.weights, &self.grads, lr)?;
         ops.phase(Phase::Report)?;
         let Losses { loss, aux_loss, z_loss } = self.report(&done)?;
         let Settled { grad_norm, updated } = self.optimizer.settle(&*ops)?;

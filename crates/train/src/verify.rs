@@ -203,7 +203,7 @@ fn compare_loss(trainer: &mut Trainer, golden: &Golden, names: &Names, report: &
             report.items.push(compare(name, &[got], &want));
         }
     }
-    compare_named(golden, names, "grad/", report, |id| Ok((host(trainer, trainer.grads.get(id))?, None)))
+    compare_named(golden, names, "grad/", report, |id| Ok((host(trainer, trainer.grads.get(id)?)?, None)))
 }
 
 /// The auxiliary loss as it is part of the loss.

@@ -58,6 +58,7 @@ fn supervise() -> u8 {
     let workers = Workers {
         program: std::env::current_exe().unwrap(),
         arguments: [ROLES, "--exact", "--nocapture"].map(Into::into).into(),
+        variables: vec![],
         count: number("TEST_RANKS").unwrap(),
         logs: dir.join("run/logs"),
         device_free: Box::new(move |_| fs::read_to_string(&memory).ok()?.trim().parse().ok()),

@@ -28,16 +28,16 @@ impl Optimizer {
         let mut squares = s.ops.zeros(DType::F64, &[1]).unwrap();
         let ids = || (0..s.model.params.len()).map(ParamId);
         for id in ids() {
-            s.ops.sum_squares(squares.view_mut(), grads.get(id)).unwrap();
+            s.ops.sum_squares(squares.view_mut(), grads.get(id).unwrap()).unwrap();
         }
         let norm = s.read(&squares)[0].sqrt();
         let clip = floats(&s.ops, &[(1.0 / (norm + 1e-6)).min(1.0)], &[1], s.dtype);
         for id in ids() {
             let weight_decay = if s.model.params[id.0].decay { 0.1 } else { 0.0 };
             let constants = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, step: self.steps };
-            let (weight, m, v) = (s.weights.get_mut(id).unwrap(), self.m.sum_into(id).0, self.v.sum_into(id).0);
+            let (weight, m, v) = (s.weights.get_mut(id).unwrap(), self.m.sum_into(id).unwrap().0, self.v.sum_into(id).unwrap().0);
             let state = AdamWState { weight, remainder: None, m, v };
-            s.ops.adamw(state, grads.get(id), clip.view(), constants).unwrap();
+            s.ops.adamw(state, grads.get(id).unwrap(), clip.view(), constants).unwrap();
         }
         norm
     }
@@ -59,14 +59,14 @@ pub fn rounding(exact: &[Vec<f64>], rounded: &[Vec<f64>]) -> Vec<f64> {
 pub fn blur(s: &Setup, grads: &mut Grads, rounding: &[f64], rng: &Rng) {
     let mut draws = 0;
     for (i, rounding) in rounding.iter().enumerate() {
-        let mut values = host(&s.ops, grads.get(ParamId(i)));
+        let mut values = host(&s.ops, grads.get(ParamId(i)).unwrap());
         let size = rounding * values.iter().fold(0.0, |m: f64, g| m.max(g.abs()));
         for g in values.iter_mut().filter(|g| **g != 0.0) {
             *g += size * rng.normal_at(draws);
             draws += 1;
         }
         let blurred = floats(&s.ops, &values, &s.model.params[i].shape, s.dtype);
-        s.ops.copy(grads.sum_into(ParamId(i)).0, blurred.view()).unwrap();
+        s.ops.copy(grads.sum_into(ParamId(i)).unwrap().0, blurred.view()).unwrap();
     }
 }
 

@@ -52,7 +52,7 @@ pub fn random_weights(params: &[Param], seed: u64, dtype: DType, ops: &dyn Ops) 
         let rng = Rng::new(seed ^ 1, i as u64);
         let values: Vec<f64> =
             (0..p.numel()).map(|j| f64::from(u8::from(!p.name.contains("bias"))) + 0.2 * rng.normal_at(j as u64)).collect();
-        weights.set(ParamId(i), floats(ops, &values, &p.shape, dtype));
+        weights.set(ops, ParamId(i), floats(ops, &values, &p.shape, dtype)).unwrap();
     }
     weights
 }
@@ -151,7 +151,7 @@ impl Setup {
         let mut weights = Weights::empty(&model.params, dtype);
         for (i, p) in model.params.iter().enumerate() {
             assert!(host[i].iter().all(|v| v.is_finite()), "{} was not filled", p.name);
-            weights.set(ParamId(i), floats(&ops, &host[i], &p.shape, dtype));
+            weights.set(&ops, ParamId(i), floats(&ops, &host[i], &p.shape, dtype)).unwrap();
         }
         Setup::new(ops, model, weights, dtype)
     }
@@ -179,7 +179,7 @@ impl Setup {
 
     /// All gradients on the host.
     pub fn host_grads(&self, grads: &Grads) -> Vec<Vec<f64>> {
-        (0..self.model.params.len()).map(|i| host(&self.ops, grads.get(ParamId(i)))).collect()
+        (0..self.model.params.len()).map(|i| host(&self.ops, grads.get(ParamId(i)).unwrap())).collect()
     }
 }
 

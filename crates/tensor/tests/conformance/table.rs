@@ -61,8 +61,10 @@ pub fn cases() -> Vec<Case> {
         case!(attention::backward, lengths, nq, nk, d);
     }
     case!(attention::forward, &[300, 129, 64], 6, 3, 16);
-    for (seqs, nq, nk, d) in [(&[(1, 1)][..], 1, 1, 2), (&[(2, 5), (0, 3), (4, 4)], 4, 2, 4), (&[(65, 200), (3, 140)], 2, 1, 4)] {
-        case!(attention::later_queries, seqs, nq, nk, d);
+    for (lengths, skip, nq, nk, d) in
+        [(&[1][..], 0, 1, 1, 2), (&[5, 0, 4], 3, 4, 2, 4), (&[70, 3], 65, 2, 1, 8), (&[3, 140], 3, 2, 2, 8), (&[6, 150, 9], 40, 4, 2, 4)]
+    {
+        case!(attention::later_queries, lengths, skip, nq, nk, d);
     }
     case!(attention::paged, &[(1, 1)], 1, 1, 2, 4);
     case!(attention::paged, &[(1, 9), (0, 3), (5, 5), (3, 20)], 4, 2, 8, 4);

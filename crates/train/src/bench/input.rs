@@ -4,17 +4,17 @@ use super::Work;
 use crate::Result;
 use crate::step::Trainer;
 use temper_data::{MicroBatch, StepBatch};
-use temper_model::param::{Init, Param};
-use temper_tensor::{Rng, Tensor};
+use temper_model::param::{Init, Param, ParamId};
+use temper_tensor::{Rng, Tensor, ViewMut};
 
 /// Normals that are drawn; larger tensors repeat them. Eight (for aligned copies) times a prime, so that no rows of a matrix are equal.
 const BLOCK: usize = 8 * 131_071;
 
-/// The micro-batches of a step: tokens of the whole vocabulary, each with a random target.
-pub fn batch(work: &Work, vocab: usize, seed: u64) -> StepBatch {
+/// The micro-batches of a step: tokens of the whole vocabulary, each with a random target; the same for each of `replicas`.
+pub fn batch(work: &Work, vocab: usize, seed: u64, replicas: usize) -> StepBatch {
     let mut rng = Rng::new(seed, 0);
-    let micro = (0..work.accumulate).map(|_| micro_batch(work, vocab, &mut rng)).collect();
-    StepBatch { micro, epoch: 0.0 }
+    let own = (0..work.accumulate).map(|_| micro_batch(work, vocab, &mut rng));
+    StepBatch { micro: own.flat_map(|m| vec![m; replicas]).collect(), epoch: 0.0 }
 }
 
 fn micro_batch(work: &Work, vocab: usize, rng: &mut Rng) -> MicroBatch {
@@ -45,10 +45,11 @@ pub fn draw_weights(trainer: &mut Trainer, seed: u64) -> Result<()> {
     let mut block = ops.alloc(trainer.weights.dtype(), &[length])?;
     ops.copy(block.view_mut(), single.view())?;
     let mut from = 0;
-    for (param, weight) in params.iter().zip(trainer.weights.iter_mut()) {
+    for (i, param) in params.iter().enumerate() {
+        let weight = trainer.weights.get_mut(ParamId(i))?;
         match param.init {
-            Init::Ones => ops.fill(weight.view_mut(), 1.0)?,
-            Init::Zeros => ops.fill(weight.view_mut(), 0.0)?,
+            Init::Ones => ops.fill(weight, 1.0)?,
+            Init::Zeros => ops.fill(weight, 0.0)?,
             Init::Normal(_) => from = tile(ops, weight, &block, from)?,
         }
     }
@@ -56,12 +57,13 @@ pub fn draw_weights(trainer: &mut Trainer, seed: u64) -> Result<()> {
 }
 
 /// Fills a tensor with copies of the block, beginning at element `from` of it; returns where the next tensor begins.
-fn tile(ops: &dyn temper_tensor::Ops, weight: &mut Tensor, block: &Tensor, mut from: usize) -> Result<usize> {
+fn tile(ops: &dyn temper_tensor::Ops, weight: ViewMut, block: &Tensor, mut from: usize) -> Result<usize> {
     let (total, length) = (weight.numel(), block.numel());
+    let mut weight = weight.reshape(&[total]);
     let mut done = 0;
     while done < total {
         let n = (length - from).min(total - done);
-        let to = weight.view_mut().reshape(&[total]).slice_rows(done..done + n);
+        let to = weight.reborrow().slice_rows(done..done + n);
         ops.copy(to, block.view().slice_rows(from..from + n))?;
         done += n;
         from = (from + n) % length;
@@ -96,7 +98,7 @@ mod tests {
         let cpu = temper_tensor::cpu::Cpu::new(1);
         let block = Tensor::from_vec((0..16).map(|i| i as f32).collect(), &[16]);
         let mut weight = Tensor::from_vec(vec![-1f32; 37], &[37]);
-        assert_eq!(tile(&cpu, &mut weight, &block, 8).unwrap(), 0);
+        assert_eq!(tile(&cpu, weight.view_mut(), &block, 8).unwrap(), 0);
         let wanted: Vec<f32> = (0..37).map(|i| ((i + 8) % 16) as f32).collect();
         assert_eq!(weight.as_slice::<f32>().unwrap(), wanted);
     }
