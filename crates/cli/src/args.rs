@@ -36,6 +36,8 @@ pub enum Device {
 pub enum Command {
     /// Fine-tune a model on chat data.
     Sft(Sft),
+    /// Start a job on several hosts by ssh.
+    Launch(Launch),
     /// Look at training data, or build it.
     #[command(subcommand)]
     Data(Data),
@@ -70,6 +72,41 @@ pub struct Sft {
     /// The steps to record, e.g. `3..5` for 3, 4 and 5.
     #[arg(long, value_name = "STEPS", default_value = "2", requires = "trace")]
     pub trace_steps: String,
+    /// Ranks of the job, each a process (default: as many as [parallel] multiplies to; where it leaves dp open, one for each GPU).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub ranks: Option<u32>,
+    /// Be the supervisor of so many ranks on this node: for srun or mpirun with one task a node.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks_per_node: Option<u32>,
+    /// Start again from the last checkpoint when a rank fails, at most so many times.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub restarts: u32,
+    /// A rank that gives no sign of life for so many seconds is lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(3..=86_400))]
+    pub silence: u32,
+    /// Longest that a rank waits for another in one operation, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub patience: u32,
+}
+
+/// `temper launch`
+#[derive(Args)]
+pub struct Launch {
+    /// Hosts, one a line: `host`, `host slots=8` or `host:8`. Rank 0 runs on the first.
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: PathBuf,
+    /// Ranks of every host, whatever the file says (default: its slots, else [parallel] divided by the hosts, else a GPU each).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks_per_node: Option<u32>,
+    /// What runs a command on a host: called with the host's name and a line of shell.
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
+    pub ssh: String,
+    /// Port of rank 0 on the first host; the supervisors use the next.
+    #[arg(long, value_name = "PORT", default_value_t = 29_500, value_parser = clap::value_parser!(u16).range(1..65535))]
+    pub port: u16,
+    /// `sft CONFIG.toml ...`, as on one host.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<std::ffi::OsString>,
 }
 
 /// `temper data`

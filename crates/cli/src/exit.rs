@@ -7,6 +7,11 @@ use std::process::ExitCode;
 #[error("")]
 pub struct Negative;
 
+/// What there is to say is said, by a supervisor: only the exit code is left.
+#[derive(Debug, thiserror::Error)]
+#[error("exit code {0}")]
+pub struct Told(pub u8);
+
 /// The input is at fault, in a way that only the command line knows.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -15,14 +20,23 @@ pub struct BadInput(pub String);
 /// Prints an error, if there is one, and gives the exit code.
 pub fn code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
-    if error.is::<Negative>() {
-        return ExitCode::from(1);
+    if error.is::<Negative>() || error.is::<Told>() {
+        return ExitCode::from(code_of(&error));
     }
     if is_closed_pipe(&error) {
         return ExitCode::SUCCESS; // `temper ... | head` is not a failure
     }
     crate::out::tell(format_args!("error: {error}")); // the libraries' messages tell their causes
-    ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
+    ExitCode::from(code_of(&error))
+}
+
+/// The exit code of an error.
+pub fn code_of(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref() {
+        Some(Told(code)) => *code,
+        None if is_bad_input(error) => 2,
+        None => 1,
+    }
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
@@ -37,6 +51,9 @@ fn is_bad_input(error: &anyhow::Error) -> bool {
         return e.is_bad_input();
     }
     if let Some(e) = error.downcast_ref::<temper_rollout::Error>() {
+        return e.is_bad_input();
+    }
+    if let Some(e) = error.downcast_ref::<temper_cluster::Error>() {
         return e.is_bad_input();
     }
     error.is::<BadInput>() || error.is::<temper_planner::Error>() || error.is::<temper_config::Error>() || error.is::<temper_data::Error>()

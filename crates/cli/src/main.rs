@@ -9,8 +9,10 @@ mod checkpoint;
 mod data;
 mod exit;
 mod generate;
+mod launch;
 mod out;
 mod plan;
+mod rank;
 mod sft;
 mod table;
 mod trace;
@@ -28,13 +30,16 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
-    let backend = |deterministic| Ok(backend::open(cli, deterministic, 0)?.ops);
+    let backend = || anyhow::Ok(backend::open(cli, false, 0)?.ops);
     match &cli.command {
-        Command::Sft(args) => sft::run(args, &backend, started),
+        Command::Sft(args) => launch::sft(args, backend::gpus(cli), |rank| {
+            sft::run(args, rank, &|deterministic| backend::open(cli, deterministic, rank.local_rank()), started)
+        }),
+        Command::Launch(args) => launch::launch(args),
         Command::Data(args) => data::run(args),
         Command::Checkpoint(args) => checkpoint::run(args),
-        Command::Generate(args) => generate::run(args, backend(false)?),
-        Command::Verify(args) => verify::run(args, backend(false)?),
+        Command::Generate(args) => generate::run(args, backend()?),
+        Command::Verify(args) => verify::run(args, backend()?),
         Command::Bench(args) => bench::run(args, &|deterministic, local_rank| backend::open(cli, deterministic, local_rank), started),
         Command::Plan(args) => plan::run(args),
     }

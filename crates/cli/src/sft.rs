@@ -1,19 +1,21 @@
 //! `temper sft`
 
 use crate::args::Sft;
+use crate::backend::Backend;
 use crate::exit::BadInput;
 use crate::generate::{answer, chat_prompt};
 use crate::out::{say, tell};
+use crate::rank::Rank;
 use crate::trace::{self, StepTrace};
 use std::{
     io,
     sync::{Arc, atomic::Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use temper_config::Config;
 use temper_monitor::{Fan, Progress, Target};
 use temper_rollout::{Request, end_tokens_in};
-use temper_tensor::{Ops, Traced};
+use temper_tensor::Traced;
 use temper_train::{
     run::{Begin, Run},
     sft::train,
@@ -23,46 +25,64 @@ use temper_train::{
 const REPLY_TOKENS: usize = 128;
 
 /// Opens the backend: bitwise repeatable or not.
-pub type Open<'a> = &'a dyn Fn(bool) -> anyhow::Result<Arc<dyn Ops>>;
+pub type Open<'a> = &'a dyn Fn(bool) -> anyhow::Result<Backend>;
 
-/// Trains, then shows what came of it.
-pub fn run(args: &Sft, open: Open, started: Instant) -> anyhow::Result<()> {
+/// Trains as one rank, then shows what came of it.
+pub fn run(args: &Sft, rank: &Rank, open: Open, started: Instant) -> anyhow::Result<()> {
+    rank.doing("opening the device");
     let resolved = Config::load(&args.config, &args.sets)?;
-    let begin = begin(args)?;
-    let mut ops = open(resolved.config.train.deterministic)?;
+    let begin = if rank.resumes() { Begin::Latest } else { begin(args)? };
+    let backend = open(resolved.config.train.deterministic)?;
+    let mut ops = backend.ops.clone();
     let traced = match &args.trace {
-        Some(file) => Some((trace::steps(&args.trace_steps)?, Arc::new(Traced::new(ops.clone())), file)),
-        None => None,
+        Some(file) if rank.speaks() => Some((trace::steps(&args.trace_steps)?, Arc::new(Traced::new(ops.clone())), file)),
+        _ => None,
     };
     if let Some((_, traced, file)) = &traced {
         trace::check(file)?;
         ops = traced.clone();
     }
-    let mut run = Run::open(resolved, begin, ops, &temper_comm::Solo, started)?;
-    stop_on_signals(&run)?;
-    let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
-    let mut sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
+    let world = rank.join(&resolved, &backend, Duration::from_secs(args.patience.into()))?;
+    rank.doing("reading model and data");
+    let mut run = Run::open(resolved, begin, ops, &*world, started)?;
+    rank.ready();
+    stop_on_signals(&run, rank.is_supervised())?;
+    let mut sinks = Fan::new();
+    if rank.speaks() {
+        let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
+        sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
+    }
     if let Some((steps, traced, file)) = traced {
         sinks = sinks.with(StepTrace::new(traced, steps, run.state.step + 1..=run.state.steps, file)?);
     }
-    train(&mut run, &mut sinks)?;
+    if let Some(beats) = rank.beats() {
+        sinks = sinks.with(beats);
+    }
+    // Here, while the other ranks still listen.
+    train(&mut run, &mut sinks).map_err(anyhow::Error::from).inspect_err(|e| rank.give_up(e))?;
+    if !rank.speaks() {
+        return Ok(());
+    }
     if let Some(prompt) = run.config().log.sample_prompt.clone() {
         // The run is done and saved: a prompt that cannot be answered does not make it fail.
-        if let Err(error) = reply(&run, &prompt) {
-            crate::out::tell(format_args!("note: log.sample_prompt is not answered: {error}"));
+        if let Err(error) = reply(&run, rank, &prompt) {
+            tell(format_args!("note: log.sample_prompt is not answered: {error}"));
         }
     }
     Ok(whereabouts(&run)?)
 }
 
-/// The first Ctrl-C (or SIGTERM, as schedulers send it) ends the run after the step under way, saved; the second at once.
-fn stop_on_signals(run: &Run) -> anyhow::Result<()> {
+/// The first Ctrl-C (or SIGTERM, as schedulers send it) ends the run after the step under way, saved; the second at once. A supervisor
+/// has said so already.
+fn stop_on_signals(run: &Run, supervised: bool) -> anyhow::Result<()> {
     let stop = run.stop.clone();
     ctrlc::set_handler(move || {
         if stop.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        tell("stopping after the step under way and a checkpoint; once more to stop at once");
+        if !supervised {
+            tell("stopping after the step under way and a checkpoint; once more to stop at once");
+        }
     })?;
     Ok(())
 }
@@ -79,7 +99,10 @@ fn begin(args: &Sft) -> anyhow::Result<Begin> {
 }
 
 /// The trained model answers the prompt of `log.sample_prompt`.
-fn reply(run: &Run, prompt: &str) -> anyhow::Result<()> {
+fn reply(run: &Run, rank: &Rank, prompt: &str) -> anyhow::Result<()> {
+    if !rank.is_alone() {
+        anyhow::bail!("no rank of this job has the whole model; ask the export with temper generate");
+    }
     let t = &run.trainer;
     let (ids, turn_end) = chat_prompt(&run.template, &run.tokenizer, None, prompt)?;
     let ends = end_tokens_in(&run.source.model_dir, &|t| run.tokenizer.id_of(t), turn_end.as_deref(), run.source.arch.vocab)?;

@@ -49,6 +49,15 @@ pub fn present() -> bool {
     }
 }
 
+/// GPUs that this process sees; 0 without a driver or where it fails.
+pub fn count() -> usize {
+    let Ok(driver) = Driver::load() else { return 0 };
+    let mut count = 0;
+    // SAFETY: plain queries, which take no memory on a device.
+    let found = unsafe { (driver.cuInit)(0) == 0 && (driver.cuDeviceGetCount)(&mut count) == 0 };
+    if found { usize::try_from(count).unwrap_or(0) } else { 0 }
+}
+
 impl Device {
     /// Opens GPU number `ordinal` of the visible ones.
     pub fn open(driver: Driver, ordinal: usize) -> Result<Device> {

@@ -35,8 +35,8 @@ pub struct Run {
     pub resolved: Resolved,
     /// When the program started.
     pub started: Instant,
-    /// Keeps other processes out of the run folder.
-    _lock: std::fs::File,
+    /// Keeps other jobs out of the run folder; rank 0 holds it for all.
+    _lock: Option<std::fs::File>,
     /// Set from outside to end the run after the step under way, saved.
     pub stop: Arc<AtomicBool>,
     /// Where the model comes from.
@@ -106,15 +106,18 @@ impl Run {
             model_dir: source.model_dir.display().to_string(),
         };
         let store = Store::new(&config.log.dir);
+        let first = world.rank() == 0; // the run folder is its business
         if begin != Begin::New {
             let (loaded, said) = load_checkpoint(&store, begin, &trainer)?;
             notices.extend(said);
             state = resume(loaded, state, &mut trainer, &mut notices)?;
-        } else if let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
+        } else if first && let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
             notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
         }
-        let lock = run_dir::lock(&config.log.dir)?;
-        run_dir::write_config(&config.log.dir, &resolved)?;
+        let lock = if first { Some(run_dir::lock(&config.log.dir)?) } else { None };
+        if first {
+            run_dir::write_config(&config.log.dir, &resolved)?;
+        }
         let schedule = LearningRate::new(&config.optim, steps);
         let report = dataset.report().clone();
         let masker = Masker::new(template.clone(), config.data.loss, tokenizer.added_tokens());

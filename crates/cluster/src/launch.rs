@@ -1,0 +1,225 @@
+//! One supervisor per host, started by ssh (or what stands for it), with rank 0's host first.
+//!
+//! The launcher only starts and passes on: the first host's supervisor heads the job. Each supervisor's stdin is the launcher's
+//! word: a line `stop` is a Ctrl-C, its end is the launcher's, and the supervisor ends its workers.
+
+use crate::error::{Error, Result};
+use crate::hosts::Host;
+use crate::logs::{Screen, ToScreen};
+use crate::node::{TICK, secret};
+use std::{
+    ffi::OsString,
+    io::{self, BufRead, Read, Write},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{PoisonError, mpsc::Receiver},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// Says to a supervisor that a launcher started it, and is the token of its job.
+pub const LAUNCHED: &str = "TEMPER_LAUNCH";
+
+/// How long the supervisors may take to follow the first that ended.
+const FOLLOW: Duration = Duration::from_secs(20);
+
+/// A start by ssh.
+pub struct Launch {
+    /// The hosts; rank 0 runs on the first.
+    pub hosts: Vec<Host>,
+    /// Workers of each host that its line does not give.
+    pub per_node: Option<usize>,
+    /// The program that runs a command on a host, with arguments of its own: called with the host's name and one line of shell.
+    pub ssh: Vec<OsString>,
+    /// Port of rank 0 on the first host; the next is its supervisor's.
+    pub port: u16,
+    /// The program, by the path that it has on every host.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// The folder that it is run in on every host.
+    pub folder: PathBuf,
+    /// Variables of this host that every host is to have.
+    pub variables: Vec<(String, String)>,
+}
+
+impl Launch {
+    /// Starts the hosts and waits for them; returns the exit code of the first host's supervisor.
+    ///
+    /// # Errors
+    /// When ssh itself cannot be started, or what it should run is not text.
+    pub fn run(&self, screen: &Screen, stops: &Receiver<()>) -> Result<u8> {
+        let token = secret();
+        let mut seats = vec![];
+        for node in 0..self.hosts.len() {
+            seats.push(self.start(node, &token, screen)?);
+        }
+        let code = self.wait(&mut seats, screen, stops);
+        for seat in &mut seats {
+            seat.end();
+        }
+        Ok(code)
+    }
+
+    fn start(&self, node: usize, token: &str, screen: &Screen) -> Result<Remote> {
+        let host = self.hosts.get(node).ok_or_else(|| Error::Input("there is no such host".into()))?;
+        let Some((ssh, own)) = self.ssh.split_first() else { return Err(Error::Input("--ssh is empty. Give a program, e.g. ssh".into())) };
+        let mut command = Command::new(ssh);
+        command.args(own).arg(&host.name).arg(self.line(node, host)?);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|source| Error::Io { what: format!("starting {} for {}", ssh.display(), host.name), source })?;
+        if let Some(stdin) = &mut child.stdin {
+            // The secret is not on a command line, where everybody reads it. An ssh that has failed already is noticed by its end.
+            let _ = writeln!(stdin, "{token}");
+        }
+        let prefix = (node > 0).then(|| format!("[{}] ", host.name));
+        let out = child.stdout.take().map(|s| pass(s, prefix.clone(), screen.out.clone()));
+        let err = child.stderr.take().map(|s| pass(s, prefix, screen.err.clone()));
+        Ok(Remote { child, pumps: out.into_iter().chain(err).collect(), code: None })
+    }
+
+    /// The line of shell for a host.
+    fn line(&self, node: usize, host: &Host) -> Result<String> {
+        let quote = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
+        let master = self.hosts.first().map(Host::address).unwrap_or_default();
+        let own = [
+            (LAUNCHED, "stdin".to_string()),
+            ("RANK", node.to_string()),
+            ("WORLD_SIZE", self.hosts.len().to_string()),
+            ("LOCAL_RANK", "0".into()),
+            ("MASTER_ADDR", master.into()),
+            ("MASTER_PORT", self.port.to_string()),
+        ];
+        let given = self.variables.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        let variables: Vec<String> = own.into_iter().chain(given).map(|(name, value)| format!("{name}={}", quote(&value))).collect();
+        let text = |part: &std::ffi::OsStr| {
+            part.to_str().map(quote).ok_or_else(|| Error::Input(format!("{} is not UTF-8, which ssh cannot carry", part.display())))
+        };
+        let mut words = vec![text(self.program.as_os_str())?];
+        for argument in &self.arguments {
+            words.push(text(argument)?);
+        }
+        if let Some(ranks) = self.per_node.or(host.slots) {
+            words.push(format!("--ranks-per-node={ranks}"));
+        }
+        Ok(format!("cd {} && exec env {} {}", text(self.folder.as_os_str())?, variables.join(" "), words.join(" ")))
+    }
+
+    fn wait(&self, seats: &mut [Remote], screen: &Screen, stops: &Receiver<()>) -> u8 {
+        let mut deadline: Option<Instant> = None;
+        loop {
+            while stops.try_recv().is_ok() {
+                seats.iter_mut().for_each(Remote::stop);
+            }
+            let ended: Vec<usize> = (0..seats.len()).filter(|n| seats[*n].ended().is_some()).collect();
+            if !ended.is_empty() && deadline.is_none() {
+                deadline = Some(Instant::now() + FOLLOW);
+                self.ssh_failed(&ended, seats, screen);
+            }
+            if ended.len() == seats.len() || deadline.is_some_and(|d| Instant::now() > d) {
+                // The head's code; where only others failed to start, theirs.
+                let codes: Vec<u8> = seats.iter().filter_map(|s| s.code).collect();
+                let head = seats.first().and_then(|s| s.code);
+                return head.filter(|c| *c != 0).or_else(|| codes.into_iter().find(|c| *c != 0)).or(head).unwrap_or(1);
+            }
+            thread::sleep(TICK);
+        }
+    }
+
+    /// ssh ends with 255 when it could not do its part: the others are not left waiting.
+    fn ssh_failed(&self, ended: &[usize], seats: &mut [Remote], screen: &Screen) {
+        let failed: Vec<&Host> = ended.iter().filter(|n| seats[**n].code == Some(255)).filter_map(|n| self.hosts.get(*n)).collect();
+        for host in &failed {
+            let ssh = self.ssh.first().map(|s| s.display().to_string()).unwrap_or_default();
+            screen.say(&format!("error: {}: {ssh} failed (its own words are above); the other hosts are ended", host.name));
+        }
+        if !failed.is_empty() {
+            seats.iter_mut().for_each(|s| drop(s.child.stdin.take()));
+        }
+    }
+}
+
+/// A host's supervisor, at the other end of ssh.
+struct Remote {
+    child: Child,
+    pumps: Vec<JoinHandle<()>>,
+    code: Option<u8>,
+}
+
+impl Remote {
+    fn ended(&mut self) -> Option<u8> {
+        if self.code.is_none() {
+            let status = self.child.try_wait().ok().flatten();
+            self.code = status.map(|s| s.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1));
+        }
+        self.code
+    }
+
+    fn stop(&mut self) {
+        if let Some(stdin) = &mut self.child.stdin {
+            let _ = writeln!(stdin, "stop").and_then(|()| stdin.flush());
+        }
+    }
+
+    /// Closes its stdin, which ends it, and shows what it still says.
+    fn end(&mut self) {
+        drop(self.child.stdin.take());
+        if self.code.is_none() {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while self.pumps.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
+            thread::sleep(TICK);
+        }
+    }
+}
+
+/// Passes a stream on: as it is, or line by line with a prefix.
+fn pass(mut from: impl Read + Send + 'static, prefix: Option<String>, to: ToScreen) -> JoinHandle<()> {
+    thread::spawn(move || {
+        let show = |bytes: &[&[u8]]| {
+            let mut to = to.lock().unwrap_or_else(PoisonError::into_inner);
+            // A screen that is gone must not block the other side: the rest is read and dropped.
+            let _ = bytes.iter().try_for_each(|b| to.write_all(b)).and_then(|()| to.flush());
+        };
+        match prefix {
+            Some(prefix) => {
+                for line in io::BufReader::new(from).split(b'\n').map_while(io::Result::ok) {
+                    show(&[prefix.as_bytes(), &line, b"\n"]);
+                }
+            }
+            None => {
+                let mut buffer = [0; 8192];
+                while let Ok(n @ 1..) = from.read(&mut buffer) {
+                    show(&[buffer.get(..n).unwrap_or_default()]);
+                }
+            }
+        }
+    })
+}
+
+/// Reads the job's token from the launcher's first line, then obeys its word: `stop` presses, the end of it presses twice.
+///
+/// # Errors
+/// When there is no first line.
+pub fn launched(stop: crate::Stop) -> Result<String> {
+    let mut lines = io::BufReader::new(io::stdin()).lines();
+    let token = lines.next().and_then(io::Result::ok).filter(|t| !t.is_empty());
+    let token =
+        token.ok_or_else(|| Error::Input(format!("{LAUNCHED} is set, but stdin does not begin with the token of a launcher; unset it")))?;
+    thread::spawn(move || {
+        for line in lines.map_while(io::Result::ok) {
+            if line == "stop" {
+                stop.press();
+            }
+        }
+        stop.press();
+        stop.press();
+    });
+    Ok(token)
+}
