@@ -2,13 +2,13 @@
 // `lanes` neighbouring lanes (a power of two) own one head of one token. The pair (i, i + D/2) is rotated by the angle of
 // (position, i):  o1 = n1 cos - n2 sin,  o2 = n2 cos + n1 sin.
 //
-// Everything a warp reads is asked for before anything is computed: memory answers late, and many requests must be on their
-// way. So a lane holds BATCH heads (GRAD_BATCH, where each has two operands) of its token as they came, PER accesses a half.
+// What a warp reads is asked for before anything is computed, so that many requests are on their way: a lane holds BATCH heads
+// (WEIGHT_BATCH, where each has two operands) of its token as they came, PER accesses a half.
 #include "common.cuh"
 struct alignas(V * sizeof(T)) Access { T x[V]; };
 #define PER (V == 1 ? 4 : 1)
 #define BATCH ((V + 1) / 2)       // also in src/ops/qkv.rs
-#define GRAD_BATCH ((V + 3) / 4)  // likewise
+#define WEIGHT_BATCH ((V + 3) / 4)
 #define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 #define COLUMN(p) ((lane + (p) * lanes) * V)
 // The accesses of a lane: those of its columns that exist.
@@ -53,116 +53,106 @@ DI float inner(const Pairs& x, const Pairs& y, int half, int lane, int lanes) {
   ACCESSES(p) EACH(j, V) s += x.a[p][j] * y.a[p][j] + x.b[p][j] * y.b[p][j];
   return s;
 }
-// Sums over the lanes of a head, of N heads at once: one after the other would wait N times.
-template <int N> DI void group_sums(float (&x)[N], int lanes) {
-  for (int o = lanes / 2; o > 0; o /= 2) EACH(n, N) x[n] += __shfl_xor_sync(~0u, x[n], o);
-}
 // Where head h of token t lies in the separate tensors.
 template <class P> DI P* part(P* q, P* k, P* v, i64 t, int h, int Nq, int Nk, int D) {
   if (h < Nq) return q + (t * Nq + h) * D;
   if (h < Nq + Nk) return k + (t * Nk + h - Nq) * D;
   return v + (t * Nk + h - Nq - Nk) * D;
 }
-// `warps` warps share the heads of a token. HEAD(n) is the n-th head of this lane; those of a warp are neighbours.
-#define WHERE(batch)                                                                                                      \
-  const i64 warp = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32, t = warp / warps;                                   \
-  if (t >= tokens) return;                                                                                                \
-  const int lane = threadIdx.x % lanes, beside = 32 / lanes, half = D / 2, heads = Nq + 2 * Nk;                           \
-  const int first = (int)(warp % warps) * (batch) * beside + threadIdx.x % 32 / lanes;
+// HEAD(n) is the n-th head of this lane; those of a warp are neighbours.
 #define HEAD(n) (first + (n) * beside)
 
-// wq, wk, rstd null without norm.
-KERNEL __launch_bounds__(128) qkv_prepare(T* q, T* k, T* v, float* rstd, const T* __restrict__ qkv,
-    const T* __restrict__ wq, const T* __restrict__ wk, float eps, const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens,
+// wq, wk, rstd null without norm. `warps` warps share the heads of a token.
+KERNEL __launch_bounds__(128) qkv_prepare(T* q, T* k, T* v, float* rstd, const T* __restrict__ qkv, const T* wq, const T* wk,
+    float eps, const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens,
     int Nq, int Nk, int D, int warps, int lanes) {
-  WHERE(BATCH)
+  const i64 warp = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32, t = warp / warps;
+  if (t >= tokens) return;
+  const int lane = threadIdx.x % lanes, beside = 32 / lanes, half = D / 2, heads = Nq + 2 * Nk;
+  const int first = (int)(warp % warps) * BATCH * beside + threadIdx.x % 32 / lanes;
   const i64 at = (i64)positions[t] * half;
   Raw in[BATCH];
   EACH(n, BATCH) if (HEAD(n) < heads) fetch(in[n], qkv + (t * heads + HEAD(n)) * D, half, lane, lanes);
   Pairs angle;
   halves(angle, cos + at, sin + at, half, lane, lanes);
-  float r[BATCH];
-  if (wq) {
-    EACH(n, BATCH) {
-      Pairs y;
-      widen(y, in[n]);
-      r[n] = inner(y, y, half, lane, lanes);
-    }
-    group_sums(r, lanes);
-    EACH(n, BATCH) r[n] = rsqrtf(r[n] / D + eps);
-  }
   EACH(n, BATCH) {
     const int h = HEAD(n);
-    const bool turns = h < Nq + Nk;
-    if (h >= heads) break;
+    const bool live = h < heads, turns = h < Nq + Nk;
     Pairs y;
     widen(y, in[n]);
-    if (wq && turns) {
-      Pairs w;
-      const T* weight = h < Nq ? wq : wk;
-      halves(w, weight, weight + half, half, lane, lanes);
-      scale_by(y, w, r[n]);
-      if (lane == 0) rstd[t * (Nq + Nk) + h] = r[n];
+    if (wq) {
+      const float r = rsqrtf(group_sum(inner(y, y, half, lane, lanes), lanes) / D + eps);
+      if (turns) {
+        Pairs w;
+        const T* weight = h < Nq ? wq : wk;
+        halves(w, weight, weight + half, half, lane, lanes);
+        scale_by(y, w, r);
+        if (lane == 0) rstd[t * (Nq + Nk) + h] = r;
+      }
     }
     if (turns) rotate(y, angle);
-    put(part(q, k, v, t, h, Nq, Nk, D), y, half, lane, lanes);
+    if (live) put(part(q, k, v, t, h, Nq, Nk, D), y, half, lane, lanes);
   }
 }
 
-// dx = r (g w - x m) with g the gradient before the rotation and m = r^2 mean(g w x); without norm dx = g.
-KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restrict__ dq, const T* __restrict__ dk,
-    const T* __restrict__ dv, const T* __restrict__ qkv, const T* __restrict__ wq, const T* __restrict__ wk, const float* __restrict__ rstd,
-    const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens, int Nq, int Nk,
-    int D, int warps, int lanes) {
-  WHERE(GRAD_BATCH)
-  const i64 at = (i64)positions[t] * half;
-  Raw grad[GRAD_BATCH], in[GRAD_BATCH];
-  float r[GRAD_BATCH];
-  EACH(n, GRAD_BATCH) if (HEAD(n) < heads) {
-    const int h = HEAD(n);
-    fetch(grad[n], part(dq, dk, dv, t, h, Nq, Nk, D), half, lane, lanes);
-    if (wq && h < Nq + Nk) {
-      fetch(in[n], qkv + (t * heads + h) * D, half, lane, lanes);
-      r[n] = rstd[t * (Nq + Nk) + h];
-    }
+// dx = r (g w - x m) with g the gradient before the rotation and m = r^2 mean(g w x); without norm dx = g. One head a group of lanes, whose
+// two passes read their operands anew, from the L1 cache: held in registers, as above, they cost more warps than they save.
+#define HALF(i) for (int i = lane * V; i < half; i += lanes * V)
+DI void unrotated(float (&a)[V], float (&b)[V], const T* g, const float* cos, const float* sin, int half) {
+  float c[V], s[V];
+  load(g, a); load(g + half, b);
+  load(cos, c); load(sin, s);
+  EACH(j, V) {
+    const float o1 = a[j], o2 = b[j];
+    a[j] = o1 * c[j] + o2 * s[j];
+    b[j] = o2 * c[j] - o1 * s[j];
   }
-  Pairs angle;
-  halves(angle, cos + at, sin + at, half, lane, lanes);
-  // With norm: g w, and m.
-  float m[GRAD_BATCH];
-  auto before_norm = [&](Pairs& g, int n, bool turns) {
-    widen(g, grad[n]);
-    if (!turns) return;
-    unrotate(g, angle);
-    if (!wq) return;
-    Pairs w;
-    const T* weight = HEAD(n) < Nq ? wq : wk;
-    halves(w, weight, weight + half, half, lane, lanes);
-    scale_by(g, w, 1.f);
-  };
+}
+DI void times(float (&a)[V], float (&b)[V], const T* w, int half) {
+  float y[V], z[V];
+  load(w, y); load(w + half, z);
+  EACH(j, V) { a[j] *= y[j]; b[j] *= z[j]; }
+}
+KERNEL qkv_prepare_grad_input(T* dqkv, const T* dq, const T* dk, const T* dv, const T* qkv, const T* wq, const T* wk,
+                              const float* rstd, const float* cos, const float* sin, const int* positions, i64 tokens,
+                              int Nq, int Nk, int D, int lanes) {
+  const int heads = Nq + 2 * Nk, half = D / 2, lane = threadIdx.x % lanes;
+  const i64 group = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / lanes, t = group / heads, at = group * D;
+  const int h = group % heads;
+  const bool live = t < tokens, turns = h < Nq + Nk;
+  const T* g = part(dq, dk, dv, t, h, Nq, Nk, D);
+  const T* w = h < Nq ? wq : wk;
+  const i64 p = live ? (i64)positions[t] * half : 0;
+  float r = 1, m = 0;
   if (wq) {
-    EACH(n, GRAD_BATCH) {
-      Pairs g, x;
-      before_norm(g, n, HEAD(n) < Nq + Nk);
-      widen(x, in[n]);
-      m[n] = inner(g, x, half, lane, lanes);
-    }
-    group_sums(m, lanes);
-    EACH(n, GRAD_BATCH) m[n] = m[n] / D * r[n] * r[n];
-  }
-  EACH(n, GRAD_BATCH) {
-    const int h = HEAD(n);
-    if (h >= heads) break;
-    Pairs g, x;
-    before_norm(g, n, h < Nq + Nk);
-    if (wq && h < Nq + Nk) {
-      widen(x, in[n]);
-      EACH(p, PER) EACH(j, V) {
-        g.a[p][j] = r[n] * (g.a[p][j] - x.a[p][j] * m[n]);
-        g.b[p][j] = r[n] * (g.b[p][j] - x.b[p][j] * m[n]);
+    float s = 0;
+    if (live && turns) {
+      r = rstd[t * (Nq + Nk) + h];
+      HALF(i) {
+        float a[V], b[V], y[V], z[V];
+        unrotated(a, b, g + i, cos + p + i, sin + p + i, half);
+        times(a, b, w + i, half);
+        load(qkv + at + i, y); load(qkv + at + half + i, z);
+        EACH(j, V) s += a[j] * y[j] + b[j] * z[j];
       }
     }
-    put(dqkv + (t * heads + h) * D, g, half, lane, lanes);
+    m = group_sum(s, lanes) / D * r * r;
+  }
+  if (!live) return;
+  HALF(i) {
+    float a[V], b[V];
+    if (!turns) {
+      load(g + i, a); load(g + half + i, b);
+    } else {
+      unrotated(a, b, g + i, cos + p + i, sin + p + i, half);
+      if (wq) {
+        float y[V], z[V];
+        times(a, b, w + i, half);
+        load(qkv + at + i, y); load(qkv + at + half + i, z);
+        EACH(j, V) { a[j] = r * (a[j] - y[j] * m); b[j] = r * (b[j] - z[j] * m); }
+      }
+    }
+    store(dqkv + at + i, a); store(dqkv + at + half + i, b);
   }
 }
 
@@ -184,15 +174,15 @@ KERNEL __launch_bounds__(256, 2) qk_norm_weight_partial(float* partial, const T*
       Pairs angle;
       const i64 at = (i64)positions[t] * half;
       halves(angle, cos + at, sin + at, half, lane, lanes);
-      for (int first = threadIdx.x % 32 / lanes; first < heads; first += GRAD_BATCH * beside) {
-        Raw grad[GRAD_BATCH], in[GRAD_BATCH];
-        float r[GRAD_BATCH];
-        EACH(n, GRAD_BATCH) if (HEAD(n) < heads) {
+      for (int first = threadIdx.x % 32 / lanes; first < heads; first += WEIGHT_BATCH * beside) {
+        Raw grad[WEIGHT_BATCH], in[WEIGHT_BATCH];
+        float r[WEIGHT_BATCH];
+        EACH(n, WEIGHT_BATCH) if (HEAD(n) < heads) {
           fetch(grad[n], g + (t * heads + HEAD(n)) * D, half, lane, lanes);
           fetch(in[n], qkv + (t * (Nq + 2 * Nk) + skip + HEAD(n)) * D, half, lane, lanes);
           r[n] = rstd[t * (Nq + Nk) + skip + HEAD(n)];
         }
-        EACH(n, GRAD_BATCH) if (HEAD(n) < heads) {
+        EACH(n, WEIGHT_BATCH) if (HEAD(n) < heads) {
           Pairs y, x;
           widen(y, grad[n]);
           widen(x, in[n]);

@@ -9,8 +9,9 @@ use crate::sys::driver::Driver;
 use crate::sys::{cublaslt::CublasLt, cudnn::Cudnn, nvrtc::Nvrtc};
 use crate::{Error, Result};
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use temper_tensor::{Buffer, DType, DeviceBuffer, Purpose, Tensor};
 
 /// How to open the GPU.
@@ -26,6 +27,7 @@ pub struct Options {
 
 /// The CUDA backend. Fields are in the order in which they must be dropped.
 pub struct Cuda {
+    pub(crate) background: Background,
     pub(crate) kernels: Kernels,
     pub(crate) gemm: Gemm,
     pub(crate) sdpa: Option<Arc<Sdpa>>,
@@ -76,6 +78,7 @@ impl Cuda {
         );
         let sdpa = if options.no_cudnn { None } else { open_cudnn(&device).map(Arc::new) };
         Ok(Cuda {
+            background: Background::default(),
             kernels: Kernels::new(device.clone(), compiler)?,
             gemm,
             sdpa,
@@ -123,6 +126,29 @@ impl Cuda {
     /// Scratch memory of one operation; it may be dropped as soon as the operation is enqueued.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<Block> {
         self.arena.take(bytes, Purpose::Workspace)
+    }
+}
+
+/// Threads beside the caller's, waited for on drop: the process must not end while one of them is inside a library.
+#[derive(Default)]
+pub(crate) struct Background(Mutex<Vec<JoinHandle<()>>>);
+
+impl Background {
+    /// Runs `work` in a thread of this name; not at all when the system has none to give.
+    pub(crate) fn run(&self, name: &str, work: impl FnOnce() + Send + 'static) {
+        match std::thread::Builder::new().name(name.into()).spawn(work) {
+            Ok(handle) => self.0.lock().unwrap_or_else(PoisonError::into_inner).push(handle),
+            Err(e) => tracing::debug!(error = %e, name, "no thread to work in advance"),
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        for handle in self.0.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A panic was printed by the thread; it leaves nothing behind.
+            let _ = handle.join();
+        }
     }
 }
 

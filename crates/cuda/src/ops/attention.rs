@@ -91,12 +91,16 @@ impl Inputs {
     }
 }
 
-/// Has cuDNN's plans made in advance.
+/// Has cuDNN's plans made in advance. What fails here fails again, with its error, in the call.
 pub fn prepare(c: &Cuda, sizes: &[AttentionSizes]) {
-    if let Some(sdpa) = &c.sdpa {
-        let served = |z: &AttentionSizes| z.dtype == DType::BF16 && z.tokens > 0 && z.k_heads > 0 && sdpa.serves(*z);
-        sdpa.prepare(sizes.iter().copied().filter(served).collect(), !c.options.deterministic);
-    }
+    let Some(sdpa) = c.sdpa.clone() else { return };
+    let served = |z: &AttentionSizes| z.dtype == DType::BF16 && z.tokens > 0 && z.k_heads > 0 && sdpa.serves(*z);
+    let (calls, backward) = (sizes.iter().copied().filter(served).collect::<Vec<_>>(), !c.options.deterministic);
+    c.background.run("attention-plans", move || {
+        if let Err(e) = sdpa.prepare(&calls, backward) {
+            tracing::debug!(error = %e, "an attention plan was not made in advance");
+        }
+    });
 }
 
 pub fn forward(c: &Cuda, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()> {

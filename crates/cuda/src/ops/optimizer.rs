@@ -72,7 +72,9 @@ pub fn adamw(c: &Cuda, state: AdamWState, grad: View, clip: View, step: AdamW) -
         clip,
         by4
     ];
-    Ok(c.kernels.launch(FILE, Variant::PLAIN, kernel, Grid::line(c.flat_blocks(n.div_ceil(4)), 256), a)?)
+    // Many short blocks: 95 % of the floor, where a few waves of long ones reach 92.
+    let blocks = n.div_ceil(4 * 256).min(c.device.multiprocessors * 128);
+    Ok(c.kernels.launch(FILE, Variant::PLAIN, kernel, Grid::line(blocks, 256), a)?)
 }
 
 pub fn clip_factor(c: &Cuda, factor: ViewMut, squares: View, guard: View, limit: f64) -> Result<()> {

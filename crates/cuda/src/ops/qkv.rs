@@ -51,9 +51,10 @@ impl Common {
         (v, (self.d / 2).div_ceil(v.width()).next_power_of_two().min(32))
     }
 
-    /// Warps that share the heads of a token, each lane of them holding `batch` heads, and a grid with all of them.
-    fn warps(&self, lanes: usize, batch: usize) -> (usize, Grid) {
-        let warps = (self.nq + 2 * self.nk).div_ceil(batch * 32 / lanes);
+    /// Warps that share the heads of a token in `qkv_prepare`, a lane of which holds half as many heads as an access has elements; and a grid
+    /// with all of them.
+    fn warps(&self, v: Variant, lanes: usize) -> (usize, Grid) {
+        let warps = (self.nq + 2 * self.nk).div_ceil(v.width().div_ceil(2) * 32 / lanes);
         (warps, Grid::line((self.t * warps).div_ceil(4), 128))
     }
 }
@@ -83,7 +84,7 @@ pub fn prepare(
         r = op.output("rstd", &rstd, DType::F32, &[x.t, x.nq + x.nk])?;
     }
     let (variant, lanes) = x.shape(&[q, k, v, wq, wk]);
-    let (warps, grid) = x.warps(lanes, variant.width().div_ceil(2));
+    let (warps, grid) = x.warps(variant, lanes);
     let a = args![q, k, v, r, x.qkv, wq, wk, eps as f32, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, warps, lanes];
     Ok(c.kernels.launch(FILE, variant, "qkv_prepare", grid, a)?)
 }
@@ -111,8 +112,8 @@ pub fn grad_input(
         r = op.input("norm rstd", s, DType::F32, &[x.t, x.nq + x.nk])?;
     }
     let (variant, lanes) = x.shape(&[out, dq, dk, dv, wq, wk]);
-    let (warps, grid) = x.warps(lanes, variant.width().div_ceil(4));
-    let a = args![out, dq, dk, dv, x.qkv, wq, wk, r, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, warps, lanes];
+    let grid = Grid::line((x.t * (x.nq + 2 * x.nk) * lanes).div_ceil(256), 256);
+    let a = args![out, dq, dk, dv, x.qkv, wq, wk, r, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, lanes];
     Ok(c.kernels.launch(FILE, variant, "qkv_prepare_grad_input", grid, a)?)
 }
 
@@ -137,7 +138,8 @@ pub fn grad_weight(
         return Ok(());
     }
     let (variant, lanes) = x.shape(&[dq, dk]);
-    let (parts, per_chunk) = chunks(c, x.t, 1);
+    // As many blocks as run at once, two a multiprocessor: with twice as many it is a tenth slower.
+    let (parts, per_chunk) = chunks(c, x.t, 2);
     let partial = c.scratch(parts * 2 * x.d * 4)?;
     let p = partial.address();
     let grid = Grid::line(parts, 256).shared(256 / lanes * x.d * 4);

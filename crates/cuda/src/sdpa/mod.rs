@@ -107,27 +107,15 @@ impl Sdpa {
         }
     }
 
-    /// Compiles the plans of calls to come, in a thread of its own: a call that comes before a plan is done waits for it. What fails here
-    /// fails again, with its error, in the call.
-    pub fn prepare(self: &Arc<Self>, calls: Vec<Sizes>, backward: bool) {
-        let sdpa = self.clone();
-        let work = move || -> Result<()> {
-            sdpa.device.bind()?;
-            for sizes in calls {
-                let mut s = sdpa.state.lock().unwrap_or_else(PoisonError::into_inner);
-                let shape = s.shape(sizes);
-                s.plans(&sdpa.lib, shape, backward)?;
-            }
-            Ok(())
-        };
-        let report = move || {
-            if let Err(e) = work() {
-                tracing::debug!(error = %e, "an attention plan was not made in advance");
-            }
-        };
-        if let Err(e) = std::thread::Builder::new().name("attention-plans".into()).spawn(report) {
-            tracing::debug!(error = %e, "no thread for attention plans: the first step makes them");
+    /// Compiles the plans of calls to come, for a thread of its own: a call that comes before its plan is done waits for it.
+    pub fn prepare(&self, calls: &[Sizes], backward: bool) -> Result<()> {
+        self.device.bind()?;
+        for sizes in calls {
+            let mut s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let shape = s.shape(*sizes);
+            s.plans(&self.lib, shape, backward)?;
         }
+        Ok(())
     }
 
     /// Enqueues the forward pass.
