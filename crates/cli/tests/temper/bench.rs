@@ -212,7 +212,9 @@ fn the_exchange_along_the_axes_of_a_layout() {
     let rows = done.ok().json();
     let axes: Vec<&str> = rows.as_array().unwrap().iter().map(|r| r["axis"].as_str().unwrap()).collect();
     assert_eq!(axes, ["tp", "dp x cp", "expert dp"]);
-    case.temper(&["bench", "comm", "--ranks", "4", "--layout", "tp=2", "--max", "4K", "--only", "gather"]).ok().says(&["4.00 KiB", "bus GB/s", "tp"]);
+    case.temper(&["bench", "comm", "--ranks", "4", "--layout", "tp=2", "--max", "4K", "--only", "gather"])
+        .ok()
+        .says(&["4.00 KiB", "bus GB/s", "tp"]);
 }
 
 #[test]
