@@ -45,6 +45,9 @@ pub(crate) fn reduce(dtype: DType, op: Reduce, parts: &[&[u8]], out: &mut [u8]) 
     }
 }
 
+/// Elements that are added up at a time, so that their sums stay in the nearest cache.
+const BLOCK: usize = 1024;
+
 fn wide<T: bytemuck::Pod, W: Copy + std::ops::Add<Output = W>>(
     op: Reduce,
     parts: &[&[u8]],
@@ -54,11 +57,22 @@ fn wide<T: bytemuck::Pod, W: Copy + std::ops::Add<Output = W>>(
     max: impl Fn(W, W) -> W,
 ) {
     let size = size_of::<T>();
-    for (i, out) in out.chunks_exact_mut(size).enumerate() {
-        let at = |part: &&[u8]| widen(bytemuck::pod_read_unaligned(&part[i * size..(i + 1) * size]));
-        let join = |a: W, b: W| if op == Reduce::Sum { a + b } else { max(a, b) };
-        if let Some(value) = parts.iter().map(at).reduce(join) {
-            out.copy_from_slice(bytemuck::bytes_of(&narrow(value)));
+    let Some((first, others)) = parts.split_first() else { return };
+    let read = |x: &[u8]| widen(bytemuck::pod_read_unaligned(x));
+    let mut joined: Vec<W> = Vec::with_capacity(BLOCK);
+    for (block, out) in out.chunks_mut(BLOCK * size).enumerate() {
+        let range = block * BLOCK * size..block * BLOCK * size + out.len();
+        joined.clear();
+        joined.extend(first[range.clone()].chunks_exact(size).map(read));
+        for part in others {
+            let pairs = joined.iter_mut().zip(part[range.clone()].chunks_exact(size));
+            match op {
+                Reduce::Sum => pairs.for_each(|(a, x)| *a = *a + read(x)),
+                Reduce::Max => pairs.for_each(|(a, x)| *a = max(*a, read(x))),
+            }
+        }
+        for (out, value) in out.chunks_exact_mut(size).zip(&joined) {
+            out.copy_from_slice(bytemuck::bytes_of(&narrow(*value)));
         }
     }
 }
