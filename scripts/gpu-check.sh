@@ -6,7 +6,8 @@
 #   scripts/gpu-check.sh run [FOLDER] [PART...]  there: runs parts (default: all); the report is gpu-check.txt in $OUT (default: here)
 #
 # Parts: parity (operations against the CPU), kernels (each operation's time against its floor), steps (`temper bench step` at the
-# shapes of docs/BENCHMARKS-cuda.md), ops (where the time of those steps goes), peers (transformers at the same shapes).
+# shapes of docs/BENCHMARKS-cuda.md), ops (where the time of those steps goes), peers (transformers at the same shapes), sanitize
+# (compute-sanitizer, where the CUDA toolkit is: memory and races of the experts' products; SANITIZER names it).
 # Every command has a time limit of its own: LIMIT seconds (default 240). Exit code 0 when all operations agree and all steps ran.
 set -euo pipefail
 
@@ -17,6 +18,7 @@ limit=${LIMIT:-240}
 steps=(
     "qwen3-8b --layers 6 --seq 4096 --micro-batch 2 --accumulate 1"
     "qwen3-8b --layers 6 --seq 4096 --micro-batch 2 --accumulate 8"
+    "qwen3-8b --layers 6 --seq 4096 --micro-batch 2 --accumulate 1 --grads bf16 --moments bf16"
     "qwen3-30b-a3b --layers 8 --seq 4096 --micro-batch 2 --accumulate 1"
     "qwen3-30b-a3b --layers 8 --seq 4096 --micro-batch 2 --accumulate 8"
     "qwen3-235b-a22b --layers 2 --seq 4096 --micro-batch 2 --accumulate 1"
@@ -63,6 +65,16 @@ kernels() {
     try "$folder/gpu_check" bench --no-cudnn --only attention
 }
 
+sanitize() {
+    local tool=${SANITIZER:-/usr/local/cuda/bin/compute-sanitizer}
+    if [ ! -x "$tool" ]; then
+        echo "== sanitize: left out, there is no $tool (SANITIZER=... names another)"
+        return
+    fi
+    try "$tool" --tool memcheck --error-exitcode 9 "$folder/gpu_check" parity --only "3000 rows,700 rows"
+    try "$tool" --tool racecheck --error-exitcode 9 "$folder/gpu_check" parity --only "3000 rows"
+}
+
 bench() {
     local row
     for row in "${steps[@]}"; do
@@ -95,6 +107,7 @@ run() {
         steps) bench ;;
         ops) bench --ops --steps 2 ;;
         peers) run_peers ;;
+        sanitize) sanitize ;;
         *) echo "no such part: $part" && bad=$((bad + 1)) ;;
         esac
     done

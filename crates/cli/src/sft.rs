@@ -38,7 +38,7 @@ pub fn run(args: &Sft, open: Open, started: Instant) -> anyhow::Result<()> {
         trace::check(file)?;
         ops = traced.clone();
     }
-    let mut run = Run::open(resolved, begin, ops, started)?;
+    let mut run = Run::open(resolved, begin, ops, &temper_comm::Solo, started)?;
     stop_on_signals(&run)?;
     let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
     let mut sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);

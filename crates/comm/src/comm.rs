@@ -9,7 +9,7 @@ use temper_tensor::{View, ViewMut};
 /// How values of different ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
-    /// Their sum, accumulated in at least f32, in the order of ranks.
+    /// Their sum. On host memory it is accumulated in at least f32, in the order of ranks; NCCL rounds 16-bit floats at every hop.
     Sum,
     /// The largest.
     Max,

@@ -6,10 +6,10 @@ use std::time::Duration;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A failure of communication. Every variant names the group, the operation and the rank of the job that is to blame, where known.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// A rank stayed silent.
-    #[error("{place}: nothing from rank {from} within {} s. Look at what that rank does (its log, its stack); if it is merely slow, raise the timeout", .after.as_secs())]
+    #[error("{place}: nothing from rank {from} within {}: {found}. Look at that rank's log; if it is merely slow, raise the timeout", crate::recorder::seconds(*.after))]
     Timeout {
         /// Where this rank stands.
         place: String,
@@ -17,6 +17,8 @@ pub enum Error {
         from: usize,
         /// How long it was waited for.
         after: Duration,
+        /// What the silent rank does, as far as it can be learned.
+        found: String,
     },
     /// A rank is gone.
     #[error("{place}: rank {from} is gone: {cause}. Its own log has the reason")]

@@ -3,8 +3,9 @@
 //! The ranks of a pipeline stage are seen twice: as tp x cp x dp, and as etp x ep x expert_dp (MoE Parallel Folding, Liu et al.
 //! 2025; `RankGenerator` of Megatron-Core). The fastest axis comes first, the stage last.
 
-use crate::{Comm, Error, Result, Solo, World};
+use crate::{Comm, Error, Pending, Result, Solo, World};
 use std::{collections::HashMap, sync::Arc};
+use temper_tensor::{View, ViewMut};
 
 /// Sizes of the axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +31,40 @@ impl Default for Axes {
 }
 
 impl Axes {
+    /// The axes of a layout like `tp=2,pp=2,ep=4` of `world` ranks. An axis not named is 1, but for dp, which takes what is left.
+    ///
+    /// # Errors
+    /// When an axis is unknown or no whole number, or the axes do not make up the ranks.
+    pub fn parse(layout: &str, world: usize) -> Result<Axes> {
+        let error = |what: String| Error::Transport(format!("layout {layout}: {what}"));
+        let (mut axes, mut dp) = (Axes::default(), None);
+        for part in layout.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            let (name, size) = part.split_once('=').ok_or_else(|| error(format!("{part} is not of the form axis=ranks")))?;
+            let size = size.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| error(format!("{part}: not a number of ranks")))?;
+            match name.trim() {
+                "tp" => axes.tp = size,
+                "cp" => axes.cp = size,
+                "dp" => dp = Some(size),
+                "pp" => axes.pp = size,
+                "ep" => axes.ep = size,
+                "etp" => axes.etp = size,
+                other => return Err(error(format!("there is no axis {other}; they are tp, cp, dp, pp, ep, etp"))),
+            }
+        }
+        let product = |axes: &Axes| [axes.tp, axes.cp, axes.pp, axes.dp].iter().try_fold(1usize, |all, n| all.checked_mul(*n));
+        let others = product(&axes).unwrap_or(usize::MAX);
+        axes.dp = dp.unwrap_or((world / others).max(1));
+        if product(&axes) != Some(world) {
+            let Axes { tp, cp, dp, pp, .. } = axes;
+            return Err(error(format!("tp {tp} x cp {cp} x dp {dp} x pp {pp} does not make up {world} ranks")));
+        }
+        let experts = axes.ep.checked_mul(axes.etp).filter(|n| axes.stage_ranks().is_multiple_of(*n));
+        if experts.is_none() {
+            return Err(error(format!("ep {} x etp {} does not divide the {} ranks of a stage", axes.ep, axes.etp, axes.stage_ranks())));
+        }
+        Ok(axes)
+    }
+
     /// Ranks of a stage.
     pub fn stage_ranks(&self) -> usize {
         self.tp * self.cp * self.dp
@@ -50,6 +85,50 @@ impl Axes {
 fn along(rank: usize, size: usize, stride: usize) -> Vec<usize> {
     let first = rank - rank / stride % size * stride;
     (0..size).map(|i| first + i * stride).collect()
+}
+
+/// One direction of a pipeline at one stage. Each connection of two neighbours is a group of its own, so that none waits for another.
+#[derive(Clone)]
+pub struct Line {
+    to: Arc<dyn Comm>,
+    from: Arc<dyn Comm>,
+}
+
+impl Line {
+    /// The connection to the next stage: this stage is its rank 0, the next its rank 1.
+    pub fn next(&self) -> &Arc<dyn Comm> {
+        &self.to
+    }
+
+    /// Hands `x` to the next stage in this direction.
+    pub fn send<'a>(&self, x: View<'a>) -> Result<Pending<'a>> {
+        self.to.send(x, 1)
+    }
+
+    /// Receives what the stage before in this direction sends.
+    pub fn recv<'a>(&self, x: ViewMut<'a>) -> Result<Pending<'a>> {
+        self.from.recv(x, 0)
+    }
+
+    /// The connections from each of `pipeline`'s ranks to the next. Every rank of the job makes all of them, alone in those of others.
+    fn new(world: &dyn World, name: &str, pipeline: &[usize]) -> Result<Line> {
+        let solo: Arc<dyn Comm> = Arc::new(Solo);
+        let mut line = Line { to: solo.clone(), from: solo };
+        if pipeline.len() == 1 {
+            return Ok(line);
+        }
+        let rank = world.rank();
+        for (stage, &source) in pipeline.iter().enumerate() {
+            let target = pipeline[(stage + 1) % pipeline.len()];
+            let name = format!("{name} from stage {stage}");
+            match rank {
+                _ if rank == source => line.to = world.group(&name, &[source, target])?,
+                _ if rank == target => line.from = world.group(&name, &[source, target])?,
+                _ => drop(world.group(&name, &[rank])?),
+            }
+        }
+        Ok(line)
+    }
 }
 
 /// The groups that one rank belongs to.
@@ -73,10 +152,10 @@ pub struct Mesh {
     pub dp: Arc<dyn Comm>,
     /// Those that hold the same slices of the same experts.
     pub expert_dp: Arc<dyn Comm>,
-    /// The stages of this rank's pipeline, for what flows forward.
-    pub forward: Arc<dyn Comm>,
-    /// The same for what flows backward.
-    pub backward: Arc<dyn Comm>,
+    /// From stage to stage of this rank's pipeline, and from the last round to the first.
+    pub forward: Line,
+    /// The other way round.
+    pub backward: Line,
     /// First and last stage; the stages between are alone.
     pub ends: Arc<dyn Comm>,
     /// Neighbouring tensor ranks that hold a copy of the same key and value heads, by number of copies: see [`Mesh::copies`].
@@ -98,8 +177,8 @@ impl Mesh {
             experts: s(),
             dp: s(),
             expert_dp: s(),
-            forward: s(),
-            backward: s(),
+            forward: Line { to: s(), from: s() },
+            backward: Line { to: s(), from: s() },
             ends: s(),
             copies: HashMap::new(),
         }
@@ -145,8 +224,8 @@ impl Mesh {
             experts: group("experts", along(rank, etp * ep, 1))?,
             dp: group("dp", along(rank, cp * dp, tp))?,
             expert_dp: group("expert_dp", along(rank, axes.expert_dp(), etp * ep))?,
-            forward: group("forward", pipeline.clone())?,
-            backward: group("backward", pipeline)?,
+            forward: Line::new(world, "forward", &pipeline)?,
+            backward: Line::new(world, "backward", &pipeline.iter().rev().copied().collect::<Vec<_>>())?,
             ends,
             copies: by_count,
         })
@@ -165,5 +244,29 @@ impl Mesh {
     /// This rank's place along the data axis alone (context apart).
     pub fn replica(&self) -> usize {
         self.rank / (self.axes.tp * self.axes.cp) % self.axes.dp
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_read_and_wrong_ones_refused() {
+        let all = Axes { tp: 2, cp: 1, dp: 4, pp: 2, ep: 4, etp: 1 };
+        assert_eq!(Axes::parse("tp=2, pp=2,ep=4", 16).ok(), Some(all));
+        assert_eq!(Axes::parse("", 3).ok(), Some(Axes { dp: 3, ..Axes::default() }));
+        for (layout, words) in [
+            ("tp=3", "does not make up 16"),
+            ("tp=2,dp=4", "does not make up 16"),
+            ("tp=0", "tp=0: not a number"),
+            ("tp", "not of the form"),
+            ("vp=2", "no axis vp"),
+            ("ep=3", "does not divide the 16"),
+            ("tp=4294967296,cp=4294967296", "does not make up"),
+        ] {
+            let text = Axes::parse(layout, 16).map(drop).unwrap_err().to_string();
+            assert!(text.contains(words), "{layout}: {text}");
+        }
     }
 }

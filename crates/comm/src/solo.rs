@@ -1,6 +1,7 @@
 //! A group of one rank. Nothing to do in place; copies are left to the caller, who has no need of them.
 
-use crate::{Comm, Error, Pending, Reduce, Result};
+use crate::{Comm, Error, Pending, Reduce, Result, World};
+use std::sync::Arc;
 use temper_tensor::{View, ViewMut};
 
 /// The group of one.
@@ -9,6 +10,18 @@ pub struct Solo;
 impl Solo {
     fn copies<'a>() -> Result<Pending<'a>> {
         Err(Error::Call { place: "a group of one rank".into(), what: "there is nobody to exchange with: check Comm::size first".into() })
+    }
+}
+
+impl World for Solo {
+    fn rank(&self) -> usize {
+        0
+    }
+    fn size(&self) -> usize {
+        1
+    }
+    fn group(&self, _: &str, _: &[usize]) -> Result<Arc<dyn Comm>> {
+        Ok(Arc::new(Solo))
     }
 }
 

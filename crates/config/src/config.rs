@@ -34,6 +34,8 @@ pub struct Config {
 
 /// Most steps, epochs and sequences that make sense; keeps products inside 64 bits.
 const MANY: usize = 1_000_000_000;
+/// Most ranks of an axis.
+const RANKS: usize = 1 << 16;
 /// Longest sequence.
 const LONGEST: usize = 1 << 24;
 
@@ -140,18 +142,26 @@ section! {
 }
 
 section! {
-    /// How the work is spread. One rank only for now: every value is 1.
+    /// How the work is spread over ranks (processes, one per GPU), as in Megatron: tp x cp x dp x pp ranks in all, experts folded into them.
     "parallel" Parallel {
-        /// Tensor parallel size.
-        tp: usize = keys::one_rank();
-        /// Pipeline parallel size.
-        pp: usize = keys::one_rank();
-        /// Expert parallel size.
-        ep: usize = keys::one_rank();
-        /// Context parallel size.
-        cp: usize = keys::one_rank();
+        /// Tensor parallel size: neighbours that share every matrix.
+        tp: usize = count(1, 1..=RANKS);
+        /// Tensor ranks also divide the tokens between the matrices (sequence parallelism).
+        sequence: bool = flag(true);
+        /// Pipeline parallel size: stages of layers.
+        pp: usize = count(1, 1..=RANKS);
+        /// Virtual stages of each rank (interleaved schedule).
+        vpp: usize = count(1, 1..=RANKS);
+        /// Layers of each stage, e.g. `[47, 47]`, where they do not divide evenly.
+        split: Vec<usize> = keys::split();
+        /// Expert parallel size; folds into the ranks of a stage and does not multiply them.
+        ep: usize = count(1, 1..=RANKS);
+        /// Tensor parallel size within an expert.
+        etp: usize = count(1, 1..=RANKS);
+        /// Context parallel size: ranks that share every sequence.
+        cp: usize = count(1, 1..=RANKS);
         /// Data parallel size.
-        dp: usize = keys::one_rank();
+        dp: Option<usize> = count(1, 1..=RANKS).optional("what the other axes leave of the ranks");
     }
 }
 

@@ -144,12 +144,15 @@ pub(crate) fn recompute_parts() -> Spec<Vec<RecomputePart>> {
     Spec { choices, ..special(&kind, Some(default), "[\"norm\", \"act\", \"moe\"]", read) }
 }
 
-/// `[parallel]`
-pub(crate) fn one_rank() -> Spec<usize> {
-    let read = |node: &Node| match node.value {
-        Value::Int(1) => Ok(1),
-        Value::Int(i) if i > 1 => Err(Fault::new(format!("found {i}"), "One rank only for now: set it to 1 or remove it.")),
-        _ => fault(node, "1 (one rank only for now)"),
+/// `parallel.split`
+pub(crate) fn split() -> Spec<Vec<usize>> {
+    let one = |node: &Node| match node.value {
+        Value::Int(i) if (1..=1_000_000).contains(&i) => Ok(i as usize),
+        _ => fault(node, "a number of layers, at least 1"),
     };
-    special("1", Some(1), "1", read)
+    let read = move |node: &Node| match &node.value {
+        Value::List(items) => items.iter().map(one).collect(),
+        _ => fault(node, "a list with the layers of each stage, e.g. [47, 47]"),
+    };
+    special("list of integers", Some(Vec::new()), "[]", read)
 }

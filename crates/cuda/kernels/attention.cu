@@ -1,7 +1,8 @@
 // Causal attention of packed sequences, forward and backward, in f32 arithmetic: for f32 tensors, for head sizes cuDNN
 // does not take, and wherever cuDNN is absent. Deterministic. D bounds the head size d (a macro); rows are padded to D.
 //
-// Row t of the packed batch sees the keys start(t)..=t of its own sequence, so a tile of queries may cross sequences.
+// Query t stands at key t + skip of the packed batch and sees the keys start..=t + skip of its own sequence, so a tile of queries may
+// cross sequences.
 // A block has 128 threads as 16 row groups x 8 lanes. It owns R rows; tiles of the other side have R rows too.
 //   scores: a thread computes rows g*RPT + i (i < RPT) against columns lane + 8 j (j < R / 8);
 //   results: it owns the same rows and the 4-element columns (8 c + lane) * 4.
@@ -77,7 +78,7 @@ DI void clear(float4 (&acc)[RPT][C4]) {
   const int g = threadIdx.x / 8, lane = threadIdx.x % 8, h = blockIdx.y; \
   const int first = (gridDim.x - 1 - blockIdx.x) * R  // the longest rows start first
 
-KERNEL attention(T* o, float* lse, const T* q, const T* k, const T* v, const int* cu, int sequences, int tokens, int Nq, int Nk, int d, float scale) {
+KERNEL attention(T* o, float* lse, const T* q, const T* k, const T* v, const int* cu, int sequences, int tokens, int skip, int Nq, int Nk, int d, float scale) {
   SETUP();
   Tile &Q = tiles[0], &K = tiles[1], &W = tiles[2];
   float (*P)[LP] = (float (*)[LP])&tiles[3];
@@ -88,14 +89,14 @@ KERNEL attention(T* o, float* lse, const T* q, const T* k, const T* v, const int
   clear(acc);
 #pragma unroll
   for (int i = 0; i < RPT; i++) {
-    start[i] = cu[sequence_of(cu, sequences, min(first + g * RPT + i, tokens - 1))];
+    start[i] = cu[sequence_of(cu, sequences, min(first + g * RPT + i, tokens - 1) + skip)];
     m[i] = -INF; l[i] = 0;
   }
   load_tile(Q, q, first, tokens, Nq, h, d);
-  for (int kt = cu[sequence_of(cu, sequences, first)]; kt < last; kt += R) {
+  for (int kt = cu[sequence_of(cu, sequences, first + skip)]; kt < last + skip; kt += R) {
     __syncthreads();
-    load_tile(K, k, kt, tokens, Nk, kv, d);
-    load_tile(W, v, kt, tokens, Nk, kv, d);
+    load_tile(K, k, kt, tokens + skip, Nk, kv, d);
+    load_tile(W, v, kt, tokens + skip, Nk, kv, d);
     __syncthreads();
     dots(s, Q, K, g, lane);
 #pragma unroll
@@ -105,7 +106,7 @@ KERNEL attention(T* o, float* lse, const T* q, const T* k, const T* v, const int
 #pragma unroll
       for (int j = 0; j < CPT; j++) {
         const int key = kt + lane + 8 * j;
-        s[i][j] = key <= t && key >= start[i] && t < tokens ? s[i][j] * scale : -INF;
+        s[i][j] = key <= t + skip && key >= start[i] && t < tokens ? s[i][j] * scale : -INF;
         top = fmaxf(top, s[i][j]);
       }
       for (int x = 4; x > 0; x /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, x));
@@ -148,7 +149,7 @@ KERNEL attention_delta(float* delta, const T* dout, const T* o, i64 rows, int d)
 // dS = P * (dP - delta) * scale with P = exp(scale * Q K^T - lse), dP = dO V^T.  dQ = dS K. The first token of a sequence
 // sees only itself: its dS is zero, and is set to that rather than left to rounding.
 KERNEL attention_grad_q(T* dq, const T* dout, const float* lse, const float* delta, const T* q, const T* k, const T* v, const int* cu, int sequences,
-                        int tokens, int Nq, int Nk, int d, float scale) {
+                        int tokens, int skip, int Nq, int Nk, int d, float scale) {
   SETUP();
   Tile &Q = tiles[0], &G = tiles[1], &K = tiles[2], &W = tiles[3];
   float (*P)[LP] = (float (*)[LP])&tiles[4];
@@ -160,15 +161,15 @@ KERNEL attention_grad_q(T* dq, const T* dout, const float* lse, const float* del
 #pragma unroll
   for (int i = 0; i < RPT; i++) {
     const int t = min(first + g * RPT + i, tokens - 1);
-    start[i] = cu[sequence_of(cu, sequences, t)];
+    start[i] = cu[sequence_of(cu, sequences, t + skip)];
     top[i] = lse[(i64)t * Nq + h]; del[i] = delta[(i64)t * Nq + h]; factor[i] = 1;
   }
   load_tile(Q, q, first, tokens, Nq, h, d);
   load_tile(G, dout, first, tokens, Nq, h, d);
-  for (int kt = cu[sequence_of(cu, sequences, first)]; kt < last; kt += R) {
+  for (int kt = cu[sequence_of(cu, sequences, first + skip)]; kt < last + skip; kt += R) {
     __syncthreads();
-    load_tile(K, k, kt, tokens, Nk, kv, d);
-    load_tile(W, v, kt, tokens, Nk, kv, d);
+    load_tile(K, k, kt, tokens + skip, Nk, kv, d);
+    load_tile(W, v, kt, tokens + skip, Nk, kv, d);
     __syncthreads();
     dots(s, Q, K, g, lane);
     dots(dp, G, W, g, lane);
@@ -177,8 +178,8 @@ KERNEL attention_grad_q(T* dq, const T* dout, const float* lse, const float* del
 #pragma unroll
       for (int j = 0; j < CPT; j++) {
         const int t = first + g * RPT + i, key = kt + lane + 8 * j;
-        const bool seen = key <= t && key >= start[i] && t < tokens;
-        P[g * RPT + i][lane + 8 * j] = seen && t > start[i] ? expf(s[i][j] * scale - top[i]) * (dp[i][j] - del[i]) * scale : 0.f;
+        const bool seen = key <= t + skip && key >= start[i] && t < tokens;
+        P[g * RPT + i][lane + 8 * j] = seen && t + skip > start[i] ? expf(s[i][j] * scale - top[i]) * (dp[i][j] - del[i]) * scale : 0.f;
       }
     __syncwarp();
     accumulate(acc, P, K, g, lane);
@@ -188,9 +189,9 @@ KERNEL attention_grad_q(T* dq, const T* dout, const float* lse, const float* del
 
 // dV = P^T dO and dK = dS^T Q, summed over the query heads of the group in order. The block owns R keys of one key head.
 KERNEL attention_grad_kv(T* dk, T* dv, const T* dout, const float* lse, const float* delta, const T* q, const T* k, const T* v, const int* cu, int sequences,
-                         int tokens, int Nq, int Nk, int d, float scale) {
+                         int tokens, int skip, int Nq, int Nk, int d, float scale) {
   extern __shared__ Tile tiles[];
-  const int g = threadIdx.x / 8, lane = threadIdx.x % 8, kv = blockIdx.y, first = blockIdx.x * R;
+  const int g = threadIdx.x / 8, lane = threadIdx.x % 8, kv = blockIdx.y, first = blockIdx.x * R, keys = tokens + skip;
   Tile &K = tiles[0], &W = tiles[1], &Q = tiles[2], &G = tiles[3];
   float (*P)[LP] = (float (*)[LP])&tiles[4];
   float (*S)[LP] = P + R;
@@ -200,15 +201,15 @@ KERNEL attention_grad_kv(T* dk, T* dv, const T* dout, const float* lse, const fl
   clear(ak); clear(av);
 #pragma unroll
   for (int i = 0; i < RPT; i++) {
-    const int own = sequence_of(cu, sequences, min(first + g * RPT + i, tokens - 1));
+    const int own = sequence_of(cu, sequences, min(first + g * RPT + i, keys - 1));
     begin[i] = cu[own]; end[i] = cu[own + 1];
     factor[i] = 1;
   }
-  const int stop = cu[sequence_of(cu, sequences, min(first + R, tokens) - 1) + 1];
-  load_tile(K, k, first, tokens, Nk, kv, d);
-  load_tile(W, v, first, tokens, Nk, kv, d);
+  const int stop = cu[sequence_of(cu, sequences, min(first + R, keys) - 1) + 1] - skip;  // a row of q
+  load_tile(K, k, first, keys, Nk, kv, d);
+  load_tile(W, v, first, keys, Nk, kv, d);
   for (int h = kv * (Nq / Nk); h < (kv + 1) * (Nq / Nk); h++)
-    for (int qt = first; qt < stop; qt += R) {
+    for (int qt = max(first - skip, 0); qt < stop; qt += R) {
       __syncthreads();
       load_tile(Q, q, qt, tokens, Nq, h, d);
       load_tile(G, dout, qt, tokens, Nq, h, d);
@@ -222,16 +223,16 @@ KERNEL attention_grad_kv(T* dk, T* dv, const T* dout, const float* lse, const fl
 #pragma unroll
         for (int i = 0; i < RPT; i++) {
           const int key = first + g * RPT + i;
-          const bool seen = key <= t && t < end[i] && key < tokens;
+          const bool seen = key <= t + skip && t + skip < end[i] && key < keys;
           const float p = seen ? expf(s[i][j] * scale - top) : 0.f;
           P[g * RPT + i][lane + 8 * j] = p;
-          S[g * RPT + i][lane + 8 * j] = seen && t > begin[i] ? p * (dp[i][j] - del) * scale : 0.f;
+          S[g * RPT + i][lane + 8 * j] = seen && t + skip > begin[i] ? p * (dp[i][j] - del) * scale : 0.f;
         }
       }
       __syncwarp();
       accumulate(av, P, G, g, lane);
       accumulate(ak, S, Q, g, lane);
     }
-  store_rows(dk, ak, factor, first, tokens, Nk, kv, d, g, lane);
-  store_rows(dv, av, factor, first, tokens, Nk, kv, d, g, lane);
+  store_rows(dk, ak, factor, first, keys, Nk, kv, d, g, lane);
+  store_rows(dv, av, factor, first, keys, Nk, kv, d, g, lane);
 }

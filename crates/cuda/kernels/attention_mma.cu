@@ -2,7 +2,7 @@
 // FlashAttention-2 (Dao 2023) for head sizes d <= D, d a multiple of 8. Deterministic: dQ has its own kernel, and the query
 // heads of a group are summed in order. Serves where cuDNN does not; attention.cu serves every other case.
 //
-// Row t sees the keys start(t)..=t of its own sequence. A block of 4 warps owns 64 rows, 16 a warp; tiles have 64 rows of
+// Query t stands at key t + skip and sees the keys start..=t + skip of its own sequence. A block of 4 warps owns 64 rows, 16 a warp; tiles have 64 rows of
 // D + 8 elements (so that the 8 rows of an ldmatrix meet different banks), zero outside the batch and past d.
 // Fragments: results c[n][0..4] of a warp are row lane/4 (0, 1) and row lane/4 + 8 (2, 3), columns 8 n + lane%4 * 2 + {0, 1}.
 #include "common.cuh"
@@ -95,19 +95,19 @@ DI float quad_max(float x) { x = fmaxf(x, __shfl_xor_sync(~0u, x, 1)); return fm
   const int first = (gridDim.x - 1 - blockIdx.x) * B  /* the longest rows start first */
 
 KERNEL __launch_bounds__(128) attention(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, const int* cu, int sequences, int tokens,
-                                        int Nq, int Nk, int d, float scale) {
+                                        int skip, int Nq, int Nk, int d, float scale) {
   SETUP();
   const int kv = h / (Nq / Nk), last = min(first + B, tokens);
   int start[2];
   float m[2] = {-INF, -INF}, l[2] = {0, 0}, s[B / 8][4], acc[D / 8][4];
   clear(acc);
 #pragma unroll
-  for (int i = 0; i < 2; i++) start[i] = cu[sequence_of(cu, sequences, min(first + own + lane / 4 + 8 * i, tokens - 1))];
+  for (int i = 0; i < 2; i++) start[i] = cu[sequence_of(cu, sequences, min(first + own + lane / 4 + 8 * i, tokens - 1) + skip)];
   fetch(tiles[0], q, first, tokens, Nq, h, d);
-  for (int kt = cu[sequence_of(cu, sequences, first)]; kt < last; kt += B) {
+  for (int kt = cu[sequence_of(cu, sequences, first + skip)]; kt < last + skip; kt += B) {
     __syncthreads();
-    fetch(tiles[1], k, kt, tokens, Nk, kv, d);
-    fetch(tiles[2], v, kt, tokens, Nk, kv, d);
+    fetch(tiles[1], k, kt, tokens + skip, Nk, kv, d);
+    fetch(tiles[2], v, kt, tokens + skip, Nk, kv, d);
     arrived();
     rows_by_rows(s, tiles[0], own, tiles[1]);
 #pragma unroll
@@ -120,7 +120,7 @@ KERNEL __launch_bounds__(128) attention(bf16* o, float* lse, const bf16* q, cons
         for (int e = 0; e < 2; e++) {
           const int key = kt + 8 * n + lane % 4 * 2 + e;
           float& x = s[n][2 * i + e];
-          x = key <= t && key >= start[i] && t < tokens ? x * scale : -INF;
+          x = key <= t + skip && key >= start[i] && t < tokens ? x * scale : -INF;
           top = fmaxf(top, x);
         }
       top = quad_max(top);
@@ -151,7 +151,7 @@ KERNEL __launch_bounds__(128) attention(bf16* o, float* lse, const bf16* q, cons
 // dS = P * (dP - delta) * scale with P = exp(scale * Q K^T - lse), dP = dO V^T; zero for the first token of a sequence, which
 // sees only itself.  dQ = dS K.
 KERNEL __launch_bounds__(128) attention_grad_q(bf16* dq, const bf16* dout, const float* lse, const float* delta, const bf16* q, const bf16* k, const bf16* v,
-                                               const int* cu, int sequences, int tokens, int Nq, int Nk, int d, float scale) {
+                                               const int* cu, int sequences, int tokens, int skip, int Nq, int Nk, int d, float scale) {
   SETUP();
   const int kv = h / (Nq / Nk), last = min(first + B, tokens);
   int start[2];
@@ -160,15 +160,15 @@ KERNEL __launch_bounds__(128) attention_grad_q(bf16* dq, const bf16* dout, const
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int t = min(first + own + lane / 4 + 8 * i, tokens - 1);
-    start[i] = cu[sequence_of(cu, sequences, t)];
+    start[i] = cu[sequence_of(cu, sequences, t + skip)];
     top[i] = lse[(i64)t * Nq + h]; del[i] = delta[(i64)t * Nq + h];
   }
   fetch(tiles[0], q, first, tokens, Nq, h, d);
   fetch(tiles[1], dout, first, tokens, Nq, h, d);
-  for (int kt = cu[sequence_of(cu, sequences, first)]; kt < last; kt += B) {
+  for (int kt = cu[sequence_of(cu, sequences, first + skip)]; kt < last + skip; kt += B) {
     __syncthreads();
-    fetch(tiles[2], k, kt, tokens, Nk, kv, d);
-    fetch(tiles[3], v, kt, tokens, Nk, kv, d);
+    fetch(tiles[2], k, kt, tokens + skip, Nk, kv, d);
+    fetch(tiles[3], v, kt, tokens + skip, Nk, kv, d);
     arrived();
     rows_by_rows(s, tiles[0], own, tiles[2]);
     rows_by_rows(dp, tiles[1], own, tiles[3]);
@@ -177,7 +177,7 @@ KERNEL __launch_bounds__(128) attention_grad_q(bf16* dq, const bf16* dout, const
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         const int i = e / 2, t = first + own + lane / 4 + 8 * i, key = kt + 8 * n + lane % 4 * 2 + e % 2;
-        const bool seen = key <= t && key >= start[i] && t > start[i] && t < tokens;
+        const bool seen = key <= t + skip && key >= start[i] && t + skip > start[i] && t < tokens;
         s[n][e] = seen ? __expf(s[n][e] * scale - top[i]) * (dp[n][e] - del[i]) * scale : 0.f;
       }
     accumulate(acc, s, tiles[2]);
@@ -187,22 +187,22 @@ KERNEL __launch_bounds__(128) attention_grad_q(bf16* dq, const bf16* dout, const
 
 // dV = P^T dO and dK = dS^T Q. The block owns 64 keys of one key head; scores are computed transposed, keys x queries.
 KERNEL __launch_bounds__(128) attention_grad_kv(bf16* dk, bf16* dv, const bf16* dout, const float* lse, const float* delta, const bf16* q, const bf16* k,
-                                                const bf16* v, const int* cu, int sequences, int tokens, int Nq, int Nk, int d, float scale) {
+                                                const bf16* v, const int* cu, int sequences, int tokens, int skip, int Nq, int Nk, int d, float scale) {
   extern __shared__ Tile tiles[];
-  const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, kv = blockIdx.y, first = blockIdx.x * B;
+  const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, kv = blockIdx.y, first = blockIdx.x * B, keys = tokens + skip;
   int begin[2], end[2];
   float s[QT / 8][4], dp[QT / 8][4], ak[D / 8][4], av[D / 8][4];
   clear(ak); clear(av);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const int x = sequence_of(cu, sequences, min(first + own + lane / 4 + 8 * i, tokens - 1));
+    const int x = sequence_of(cu, sequences, min(first + own + lane / 4 + 8 * i, keys - 1));
     begin[i] = cu[x]; end[i] = cu[x + 1];
   }
-  const int stop = cu[sequence_of(cu, sequences, min(first + B, tokens) - 1) + 1];
-  fetch(tiles[0], k, first, tokens, Nk, kv, d);
-  fetch(tiles[1], v, first, tokens, Nk, kv, d);
+  const int stop = cu[sequence_of(cu, sequences, min(first + B, keys) - 1) + 1] - skip;  // a row of q
+  fetch(tiles[0], k, first, keys, Nk, kv, d);
+  fetch(tiles[1], v, first, keys, Nk, kv, d);
   for (int h = kv * (Nq / Nk); h < (kv + 1) * (Nq / Nk); h++)
-    for (int qt = first; qt < stop; qt += QT) {
+    for (int qt = max(first - skip, 0); qt < stop; qt += QT) {
       __syncthreads();
       fetch<QT>(tiles[2], q, qt, tokens, Nq, h, d);
       fetch<QT>(tiles[3], dout, qt, tokens, Nq, h, d);
@@ -213,7 +213,7 @@ KERNEL __launch_bounds__(128) attention_grad_kv(bf16* dk, bf16* dv, const bf16* 
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           const int i = e / 2, key = first + own + lane / 4 + 8 * i, t = qt + 8 * n + lane % 4 * 2 + e % 2;
-          const bool seen = key <= t && t < end[i] && key < tokens;
+          const bool seen = key <= t + skip && t + skip < end[i] && key < keys;
           s[n][e] = seen ? __expf(s[n][e] * scale - lse[(i64)t * Nq + h]) : 0.f;
         }
       accumulate(av, s, tiles[3]);
@@ -223,10 +223,10 @@ KERNEL __launch_bounds__(128) attention_grad_kv(bf16* dk, bf16* dv, const bf16* 
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           const int t = qt + 8 * n + lane % 4 * 2 + e % 2;
-          s[n][e] = s[n][e] != 0.f && t > begin[e / 2] ? s[n][e] * (dp[n][e] - delta[(i64)t * Nq + h]) * scale : 0.f;
+          s[n][e] = s[n][e] != 0.f && t + skip > begin[e / 2] ? s[n][e] * (dp[n][e] - delta[(i64)t * Nq + h]) * scale : 0.f;
         }
       accumulate(ak, s, tiles[2]);
     }
-  store_rows(dk, ak, 1.f, 1.f, first + own, tokens, Nk, kv, d);
-  store_rows(dv, av, 1.f, 1.f, first + own, tokens, Nk, kv, d);
+  store_rows(dk, ak, 1.f, 1.f, first + own, keys, Nk, kv, d);
+  store_rows(dv, av, 1.f, 1.f, first + own, keys, Nk, kv, d);
 }

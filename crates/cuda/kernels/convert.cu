@@ -24,6 +24,21 @@ PAIR(f32, f32) PAIR(f32, bf16) PAIR(f32, f16)
 PAIR(bf16, f32) PAIR(bf16, bf16) PAIR(bf16, f16)
 PAIR(f16, f32) PAIR(f16, bf16) PAIR(f16, f16)
 
+// Rows of `row` elements in two parts side by side whose sum is x: of f32, x rounded to bf16 and (rounded) what that leaves.
+KERNEL split_f32(bf16* out, const f32* x, i64 n, i64 row) {
+  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
+    bf16* to = out + i / row * row + i;
+    const bf16 high = from_f32<bf16>(x[i]);
+    to[0] = high; to[row] = from_f32<bf16>(x[i] - to_f32(high));
+  }
+}
+// The same rows twice, side by side: what is multiplied by both parts.
+KERNEL repeat_bf16(bf16* out, const bf16* x, i64 n, i64 row) {
+  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
+    bf16* to = out + i / row * row + i;
+    to[0] = to[row] = x[i];
+  }
+}
 
 // f64 is read and written, not computed with; to f32 it is rounded directly.
 template <class O> DI void narrow(O* out, const double* in, i64 n) {

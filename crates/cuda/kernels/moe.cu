@@ -8,13 +8,23 @@ KERNEL moe_places(int* place, const int* source, int rows) {
   const int s = blockIdx.x * blockDim.x + threadIdx.x;
   if (s < rows) place[source[s]] = s;
 }
-// out[place[t, k]] = x[t] for each k, rows of `row` accesses. Going by tokens reads x once; by the rows of
-// `out`, x would be pushed out of the cache by what is written, and read K times.
+// out[place[t, k]] = x[t] for each k, rows of `row` accesses. Going by tokens reads x once; by the rows of `out`, x would be pushed
+// out of the cache by what is written, and read K times. A thread holds up to HELD accesses of x, and lane k of each warp place[t, k].
+#define HELD 2
 KERNEL moe_gather(Access* __restrict__ out, const Access* __restrict__ x, const int* __restrict__ place, int K, int row) {
   const i64 t = blockIdx.x;
-  for (int c = threadIdx.x; c < row; c += blockDim.x) {
-    const Access r = x[t * row + c];
-    for (int k = 0; k < K; k++) out[(i64)place[t * K + k] * row + c] = r;
+  for (int base = threadIdx.x; base - threadIdx.x < row; base += HELD * blockDim.x) {  // whole warps go round equally often
+    Access r[HELD];
+#pragma unroll
+    for (int u = 0; u < HELD; u++) if (base + u * blockDim.x < row) r[u] = x[t * row + base + u * blockDim.x];
+    for (int first = 0; first < K; first += 32) {
+      const int lane = first + threadIdx.x % 32, mine = lane < K ? place[t * K + lane] : 0;
+      for (int k = 0; k < min(32, K - first); k++) {
+        Access* to = out + (i64)__shfl_sync(~0u, mine, k) * row;
+#pragma unroll
+        for (int u = 0; u < HELD; u++) if (base + u * blockDim.x < row) to[base + u * blockDim.x] = r[u];
+      }
+    }
   }
 }
 // out[t] = sum_k weights[t, k] * y[place[t, k]]; weights null: 1.

@@ -90,6 +90,7 @@ template <class F> DI void column_sum(float* partial, i64 rows, int per_chunk, i
 #pragma unroll
   for (int j = 0; j < V; j++) acc[j] = 0;
   if (c < H)
+#pragma unroll 4
     for (i64 row = first + part; row < end; row += 8) f(acc, row, c);
 #pragma unroll
   for (int j = 0; j < V; j++) s[part][lane * V + j] = acc[j];

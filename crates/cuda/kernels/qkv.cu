@@ -1,175 +1,212 @@
-// Between the QKV product and attention: split, per-head RMSNorm, rotary embedding; and back.
-// A group of `lanes` neighbouring lanes (a power of two) owns one head of one token. The pair (i, i + D/2) is rotated by
-// the angle of (position, i):  o1 = n1 cos - n2 sin,  o2 = n2 cos + n1 sin.
+// Between the QKV product and attention: split, per-head RMSNorm, rotary embedding; and back. D (head size) <= 256.
+// `lanes` neighbouring lanes (a power of two) own one head of one token. The pair (i, i + D/2) is rotated by the angle of
+// (position, i):  o1 = n1 cos - n2 sin,  o2 = n2 cos + n1 sin.
+//
+// Everything a warp reads is asked for before anything is computed: memory answers late, and many requests must be on their
+// way. So a lane holds BATCH heads (GRAD_BATCH, where each has two operands) of its token as they came, PER accesses a half.
 #include "common.cuh"
+struct alignas(V * sizeof(T)) Access { T x[V]; };
+#define PER (V == 1 ? 4 : 1)
+#define BATCH ((V + 1) / 2)       // also in src/ops/qkv.rs
+#define GRAD_BATCH ((V + 3) / 4)  // likewise
+#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
+#define COLUMN(p) ((lane + (p) * lanes) * V)
+// The accesses of a lane: those of its columns that exist.
+#define ACCESSES(p) EACH(p, PER) if (COLUMN(p) < half)
 
-struct Head {
-  i64 t;         // token
-  int h;         // head in qkv: q heads, then k, then v
-  int lane;      // in the group
-  bool live;
-};
-DI Head which_head(i64 tokens, int heads, int lanes) {
-  const i64 g = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / lanes;
-  return {g / heads, (int)(g % heads), (int)(threadIdx.x % lanes), g < tokens * heads};
+// A head as it lies in memory, and as numbers.
+struct Raw { Access a[PER], b[PER]; };
+struct Pairs { float a[PER][V], b[PER][V]; };
+DI void fetch(Raw& r, const T* p, int half, int lane, int lanes) {
+  ACCESSES(p_) { r.a[p_] = *(const Access*)(p + COLUMN(p_)); r.b[p_] = *(const Access*)(p + half + COLUMN(p_)); }
+}
+DI void widen(Pairs& y, const Raw& r) {
+  EACH(p, PER) EACH(j, V) { y.a[p][j] = to_f32(r.a[p].x[j]); y.b[p][j] = to_f32(r.b[p].x[j]); }
+}
+DI void put(T* to, const Pairs& y, int half, int lane, int lanes) {
+  ACCESSES(p) { store(to + COLUMN(p), y.a[p]); store(to + half + COLUMN(p), y.b[p]); }
+}
+// cos (a) and sin (b) of a position, or the two halves of a norm's weight.
+template <class X> DI void halves(Pairs& y, const X* a, const X* b, int half, int lane, int lanes) {
+  ACCESSES(p) { load(a + COLUMN(p), y.a[p]); load(b + COLUMN(p), y.b[p]); }
+}
+DI void rotate(Pairs& y, const Pairs& angle) {
+  EACH(p, PER) EACH(j, V) {
+    const float n1 = y.a[p][j], n2 = y.b[p][j];
+    y.a[p][j] = n1 * angle.a[p][j] - n2 * angle.b[p][j];
+    y.b[p][j] = n2 * angle.a[p][j] + n1 * angle.b[p][j];
+  }
+}
+// Gradient of what was rotated from the gradient of the result.
+DI void unrotate(Pairs& y, const Pairs& angle) {
+  EACH(p, PER) EACH(j, V) {
+    const float o1 = y.a[p][j], o2 = y.b[p][j];
+    y.a[p][j] = o1 * angle.a[p][j] + o2 * angle.b[p][j];
+    y.b[p][j] = o2 * angle.a[p][j] - o1 * angle.b[p][j];
+  }
+}
+DI void scale_by(Pairs& y, const Pairs& w, float r) {
+  EACH(p, PER) EACH(j, V) { y.a[p][j] *= r * w.a[p][j]; y.b[p][j] *= r * w.b[p][j]; }
+}
+DI float inner(const Pairs& x, const Pairs& y, int half, int lane, int lanes) {
+  float s = 0;
+  ACCESSES(p) EACH(j, V) s += x.a[p][j] * y.a[p][j] + x.b[p][j] * y.b[p][j];
+  return s;
+}
+// Sums over the lanes of a head, of N heads at once: one after the other would wait N times.
+template <int N> DI void group_sums(float (&x)[N], int lanes) {
+  for (int o = lanes / 2; o > 0; o /= 2) EACH(n, N) x[n] += __shfl_xor_sync(~0u, x[n], o);
 }
 // Where head h of token t lies in the separate tensors.
-template <class P> DI P* part(P* q, P* k, P* v, const Head& x, int Nq, int Nk, int D) {
-  if (x.h < Nq) return q + (x.t * Nq + x.h) * D;
-  if (x.h < Nq + Nk) return k + (x.t * Nk + x.h - Nq) * D;
-  return v + (x.t * Nk + x.h - Nq - Nk) * D;
+template <class P> DI P* part(P* q, P* k, P* v, i64 t, int h, int Nq, int Nk, int D) {
+  if (h < Nq) return q + (t * Nq + h) * D;
+  if (h < Nq + Nk) return k + (t * Nk + h - Nq) * D;
+  return v + (t * Nk + h - Nq - Nk) * D;
 }
-#define HALF(i) for (int i = x.lane * V; i < half; i += lanes * V)
+// `warps` warps share the heads of a token. HEAD(n) is the n-th head of this lane; those of a warp are neighbours.
+#define WHERE(batch)                                                                                                      \
+  const i64 warp = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32, t = warp / warps;                                   \
+  if (t >= tokens) return;                                                                                                \
+  const int lane = threadIdx.x % lanes, beside = 32 / lanes, half = D / 2, heads = Nq + 2 * Nk;                           \
+  const int first = (int)(warp % warps) * (batch) * beside + threadIdx.x % 32 / lanes;
+#define HEAD(n) (first + (n) * beside)
 
 // wq, wk, rstd null without norm.
-KERNEL qkv_prepare(T* q, T* k, T* v, float* rstd, const T* qkv, const T* wq, const T* wk, float eps, const float* cos,
-                   const float* sin, const int* positions, i64 tokens, int Nq, int Nk, int D, int lanes) {
-  const Head x = which_head(tokens, Nq + 2 * Nk, lanes);
-  const int half = D / 2;
-  const T* in = qkv + (x.t * (Nq + 2 * Nk) + x.h) * D;
-  T* out = part(q, k, v, x, Nq, Nk, D);
-  const bool rotate = x.h < Nq + Nk;
-  float r = 1;
+KERNEL __launch_bounds__(128) qkv_prepare(T* q, T* k, T* v, float* rstd, const T* __restrict__ qkv,
+    const T* __restrict__ wq, const T* __restrict__ wk, float eps, const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens,
+    int Nq, int Nk, int D, int warps, int lanes) {
+  WHERE(BATCH)
+  const i64 at = (i64)positions[t] * half;
+  Raw in[BATCH];
+  EACH(n, BATCH) if (HEAD(n) < heads) fetch(in[n], qkv + (t * heads + HEAD(n)) * D, half, lane, lanes);
+  Pairs angle;
+  halves(angle, cos + at, sin + at, half, lane, lanes);
+  float r[BATCH];
   if (wq) {
-    float s = 0;
-    if (x.live && rotate)
-      HALF(i) {
-        float a[V], b[V];
-        load(in + i, a); load(in + half + i, b);
-#pragma unroll
-        for (int j = 0; j < V; j++) s += a[j] * a[j] + b[j] * b[j];
-      }
-    r = rsqrtf(group_sum(s, lanes) / D + eps);
-    if (x.live && rotate && x.lane == 0) rstd[x.t * (Nq + Nk) + x.h] = r;
-  }
-  if (!x.live) return;
-  const T* w = x.h < Nq ? wq : wk;
-  const i64 p = (i64)positions[x.t] * half;
-  HALF(i) {
-    float a[V], b[V], c[V], s[V];
-    load(in + i, a); load(in + half + i, b);
-    if (rotate) {
-      if (wq) {
-        load(w + i, c); load(w + half + i, s);
-#pragma unroll
-        for (int j = 0; j < V; j++) { a[j] *= r * c[j]; b[j] *= r * s[j]; }
-      }
-      load(cos + p + i, c); load(sin + p + i, s);
-#pragma unroll
-      for (int j = 0; j < V; j++) {
-        const float n1 = a[j], n2 = b[j];
-        a[j] = n1 * c[j] - n2 * s[j];
-        b[j] = n2 * c[j] + n1 * s[j];
-      }
+    EACH(n, BATCH) {
+      Pairs y;
+      widen(y, in[n]);
+      r[n] = inner(y, y, half, lane, lanes);
     }
-    store(out + i, a); store(out + half + i, b);
+    group_sums(r, lanes);
+    EACH(n, BATCH) r[n] = rsqrtf(r[n] / D + eps);
+  }
+  EACH(n, BATCH) {
+    const int h = HEAD(n);
+    const bool turns = h < Nq + Nk;
+    if (h >= heads) break;
+    Pairs y;
+    widen(y, in[n]);
+    if (wq && turns) {
+      Pairs w;
+      const T* weight = h < Nq ? wq : wk;
+      halves(w, weight, weight + half, half, lane, lanes);
+      scale_by(y, w, r[n]);
+      if (lane == 0) rstd[t * (Nq + Nk) + h] = r[n];
+    }
+    if (turns) rotate(y, angle);
+    put(part(q, k, v, t, h, Nq, Nk, D), y, half, lane, lanes);
   }
 }
 
-// Gradient of the normed head from the gradient of the rotated one, at pair i.
-DI void unrotate(float (&a)[V], float (&b)[V], const float* cos, const float* sin, i64 at) {
-  float c[V], s[V];
-  load(cos + at, c); load(sin + at, s);
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    const float o1 = a[j], o2 = b[j];
-    a[j] = o1 * c[j] + o2 * s[j];
-    b[j] = o2 * c[j] - o1 * s[j];
+// dx = r (g w - x m) with g the gradient before the rotation and m = r^2 mean(g w x); without norm dx = g.
+KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restrict__ dq, const T* __restrict__ dk,
+    const T* __restrict__ dv, const T* __restrict__ qkv, const T* __restrict__ wq, const T* __restrict__ wk, const float* __restrict__ rstd,
+    const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens, int Nq, int Nk,
+    int D, int warps, int lanes) {
+  WHERE(GRAD_BATCH)
+  const i64 at = (i64)positions[t] * half;
+  Raw grad[GRAD_BATCH], in[GRAD_BATCH];
+  float r[GRAD_BATCH];
+  EACH(n, GRAD_BATCH) if (HEAD(n) < heads) {
+    const int h = HEAD(n);
+    fetch(grad[n], part(dq, dk, dv, t, h, Nq, Nk, D), half, lane, lanes);
+    if (wq && h < Nq + Nk) {
+      fetch(in[n], qkv + (t * heads + h) * D, half, lane, lanes);
+      r[n] = rstd[t * (Nq + Nk) + h];
+    }
   }
-}
-
-KERNEL qkv_prepare_grad_input(T* dqkv, const T* dq, const T* dk, const T* dv, const T* qkv, const T* wq, const T* wk,
-                              const float* rstd, const float* cos, const float* sin, const int* positions, i64 tokens,
-                              int Nq, int Nk, int D, int lanes) {
-  const Head x = which_head(tokens, Nq + 2 * Nk, lanes);
-  const int half = D / 2;
-  const i64 at = (x.t * (Nq + 2 * Nk) + x.h) * D;
-  const T* g = part(dq, dk, dv, x, Nq, Nk, D);
-  const bool rotate = x.h < Nq + Nk;
-  const T* w = x.h < Nq ? wq : wk;
-  const i64 p = x.live ? (i64)positions[x.t] * half : 0;
-  float r = 1, m = 0;
+  Pairs angle;
+  halves(angle, cos + at, sin + at, half, lane, lanes);
+  // With norm: g w, and m.
+  float m[GRAD_BATCH];
+  auto before_norm = [&](Pairs& g, int n, bool turns) {
+    widen(g, grad[n]);
+    if (!turns) return;
+    unrotate(g, angle);
+    if (!wq) return;
+    Pairs w;
+    const T* weight = HEAD(n) < Nq ? wq : wk;
+    halves(w, weight, weight + half, half, lane, lanes);
+    scale_by(g, w, 1.f);
+  };
   if (wq) {
-    float s = 0;
-    if (x.live && rotate) {
-      r = rstd[x.t * (Nq + Nk) + x.h];
-      HALF(i) {
-        float a[V], b[V], y[V], z[V];
-        load(g + i, a); load(g + half + i, b);
-        unrotate(a, b, cos, sin, p + i);
-        load(w + i, y); load(w + half + i, z);
-#pragma unroll
-        for (int j = 0; j < V; j++) { a[j] *= y[j]; b[j] *= z[j]; }
-        load(qkv + at + i, y); load(qkv + at + half + i, z);
-#pragma unroll
-        for (int j = 0; j < V; j++) s += a[j] * y[j] + b[j] * z[j];
-      }
+    EACH(n, GRAD_BATCH) {
+      Pairs g, x;
+      before_norm(g, n, HEAD(n) < Nq + Nk);
+      widen(x, in[n]);
+      m[n] = inner(g, x, half, lane, lanes);
     }
-    m = group_sum(s, lanes) / D * r * r;
+    group_sums(m, lanes);
+    EACH(n, GRAD_BATCH) m[n] = m[n] / D * r[n] * r[n];
   }
-  if (!x.live) return;
-  HALF(i) {
-    float a[V], b[V];
-    load(g + i, a); load(g + half + i, b);
-    if (rotate) {
-      unrotate(a, b, cos, sin, p + i);
-      if (wq) {
-        float y[V], z[V];
-        load(w + i, y); load(w + half + i, z);
-#pragma unroll
-        for (int j = 0; j < V; j++) { a[j] *= y[j]; b[j] *= z[j]; }
-        load(qkv + at + i, y); load(qkv + at + half + i, z);
-#pragma unroll
-        for (int j = 0; j < V; j++) { a[j] = r * (a[j] - y[j] * m); b[j] = r * (b[j] - z[j] * m); }
+  EACH(n, GRAD_BATCH) {
+    const int h = HEAD(n);
+    if (h >= heads) break;
+    Pairs g, x;
+    before_norm(g, n, h < Nq + Nk);
+    if (wq && h < Nq + Nk) {
+      widen(x, in[n]);
+      EACH(p, PER) EACH(j, V) {
+        g.a[p][j] = r[n] * (g.a[p][j] - x.a[p][j] * m[n]);
+        g.b[p][j] = r[n] * (g.b[p][j] - x.b[p][j] * m[n]);
       }
     }
-    store(dqkv + at + i, a); store(dqkv + at + half + i, b);
+    put(dqkv + (t * heads + h) * D, g, half, lane, lanes);
   }
 }
 
-// First stage of dwq[D], dwk[D]: partial[chunk, 0..D] for q heads, [chunk, D..2D] for k heads. A block of 256 threads
-// takes the tokens of a chunk; each group of lanes owns some of its heads, and the groups are summed in order.
-// Dynamic shared memory: (256 / lanes) * D floats.
-KERNEL qk_norm_weight_partial(float* partial, const T* dq, const T* dk, const T* qkv, const float* rstd, const float* cos,
-                              const float* sin, const int* positions, i64 tokens, int per_chunk, int Nq, int Nk, int D,
-                              int lanes) {
-  extern __shared__ float s[];
-  const int half = D / 2, groups = 256 / lanes, group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-  const i64 first = (i64)blockIdx.x * per_chunk, end = first + per_chunk < tokens ? first + per_chunk : tokens;
+// First stage of dwq[D], dwk[D]: partial[chunk, 0..D] for q heads, [chunk, D..2D] for k heads. A block of 256 threads takes the
+// tokens of a chunk, a warp one token at a time; the groups of lanes are summed in order. Dynamic shared memory:
+// (256 / lanes) * D floats.
+KERNEL __launch_bounds__(256, 2) qk_norm_weight_partial(float* partial, const T* __restrict__ dq, const T* __restrict__ dk,
+    const T* __restrict__ qkv, const float* __restrict__ rstd, const float* __restrict__ cos, const float* __restrict__ sin,
+    const int* __restrict__ positions, i64 tokens, int per_chunk, int Nq, int Nk, int D, int lanes) {
+  extern __shared__ float shared[];
+  const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = 256 / lanes, beside = 32 / lanes, half = D / 2;
+  const i64 end = min((i64)(blockIdx.x + 1) * per_chunk, tokens);
   for (int side = 0; side < 2; side++) {
-    const int heads = side ? Nk : Nq;
+    const int heads = side ? Nk : Nq, skip = side ? Nq : 0;
     const T* g = side ? dk : dq;
-    for (int base = 0; base < half; base += lanes * V) {
-      const int i = base + lane * V;
-      float wa[V], wb[V];
-#pragma unroll
-      for (int j = 0; j < V; j++) wa[j] = wb[j] = 0;
-      if (i < half)
-        for (i64 n = first * heads + group; n < end * heads; n += groups) {
-          const i64 t = n / heads;
-          const int h = n % heads + (side ? Nq : 0);
-          const i64 at = (t * (Nq + 2 * Nk) + h) * D;
-          const float r = rstd[t * (Nq + Nk) + h];
-          float a[V], b[V], y[V];
-          load(g + n * D + i, a); load(g + n * D + half + i, b);
-          unrotate(a, b, cos, sin, (i64)positions[t] * half + i);
-          load(qkv + at + i, y);
-#pragma unroll
-          for (int j = 0; j < V; j++) wa[j] += a[j] * y[j] * r;
-          load(qkv + at + half + i, y);
-#pragma unroll
-          for (int j = 0; j < V; j++) wb[j] += b[j] * y[j] * r;
+    Pairs sum;
+    EACH(p, PER) EACH(j, V) sum.a[p][j] = sum.b[p][j] = 0;
+    for (i64 t = (i64)blockIdx.x * per_chunk + threadIdx.x / 32; t < end; t += 8) {
+      Pairs angle;
+      const i64 at = (i64)positions[t] * half;
+      halves(angle, cos + at, sin + at, half, lane, lanes);
+      for (int first = threadIdx.x % 32 / lanes; first < heads; first += GRAD_BATCH * beside) {
+        Raw grad[GRAD_BATCH], in[GRAD_BATCH];
+        float r[GRAD_BATCH];
+        EACH(n, GRAD_BATCH) if (HEAD(n) < heads) {
+          fetch(grad[n], g + (t * heads + HEAD(n)) * D, half, lane, lanes);
+          fetch(in[n], qkv + (t * (Nq + 2 * Nk) + skip + HEAD(n)) * D, half, lane, lanes);
+          r[n] = rstd[t * (Nq + Nk) + skip + HEAD(n)];
         }
-      if (i < half) {
-#pragma unroll
-        for (int j = 0; j < V; j++) { s[group * D + i + j] = wa[j]; s[group * D + half + i + j] = wb[j]; }
+        EACH(n, GRAD_BATCH) if (HEAD(n) < heads) {
+          Pairs y, x;
+          widen(y, grad[n]);
+          widen(x, in[n]);
+          unrotate(y, angle);
+          EACH(p, PER) EACH(j, V) { sum.a[p][j] += y.a[p][j] * x.a[p][j] * r[n]; sum.b[p][j] += y.b[p][j] * x.b[p][j] * r[n]; }
+        }
       }
     }
+    ACCESSES(p) EACH(j, V) { shared[group * D + COLUMN(p) + j] = sum.a[p][j]; shared[group * D + half + COLUMN(p) + j] = sum.b[p][j]; }
     __syncthreads();
     for (int c = threadIdx.x; c < D; c += 256) {
-      float sum = 0;
-      for (int k = 0; k < groups; k++) sum += s[k * D + c];
-      partial[((i64)blockIdx.x * 2 + side) * D + c] = sum;
+      float s = 0;
+      for (int k = 0; k < groups; k++) s += shared[k * D + c];
+      partial[((i64)blockIdx.x * 2 + side) * D + c] = s;
     }
     __syncthreads();
   }

@@ -30,32 +30,38 @@ DI double block_sum_wide(double x) {
   return threadIdx.x < 32 ? warp_sum_wide(threadIdx.x < blockDim.x / 32 ? warps[threadIdx.x] : 0) : 0;
 }
 
-// partial[block] = sum of squares; x is f32, bf16 or f16 by template.
+// partial[block] = sum of squares of f32 or bf16, in steps of FLIGHT accesses of 16 bytes a thread, neighbouring threads side by side.
+// Short sums in f32, then f64: products of 32 elements lose nothing that matters, and f64 units stay idle.
+#define FLIGHT 4
 template <class X> DI void squares(double* partial, const X* x, i64 n) {
-  // Short sums in f32, then f64: products of 16 elements lose nothing that matters, and f64 units stay idle.
+  constexpr int W = 16 / sizeof(X);
+  const i64 step = (i64)gridDim.x * blockDim.x, wide = (u64)x % 16 == 0 ? n / W : 0;
+  const i64 start = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   double total = 0;
-  const i64 step = (i64)gridDim.x * blockDim.x * 16;
-  for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 16; i < n; i += step) {
-    float s = 0;
-    if (i + 16 <= n && (u64)x % 16 == 0) {
-      constexpr int W = 16 / sizeof(X) > 8 ? 8 : 16 / sizeof(X);
+  i64 i = start;
+  for (; i + (FLIGHT - 1) * step < wide; i += FLIGHT * step) {
+    float r[FLIGHT][W], s = 0;
 #pragma unroll
-      for (int k = 0; k < 16; k += W) {
-        float r[W];
-        load(x + i + k, r);
+    for (int k = 0; k < FLIGHT; k++) load(x + W * (i + k * step), r[k]);
 #pragma unroll
-        for (int j = 0; j < W; j++) s += r[j] * r[j];
-      }
-    } else {
-      for (i64 k = i; k < n && k < i + 16; k++) { float v = to_f32(x[k]); s += v * v; }
-    }
+    for (int k = 0; k < FLIGHT; k++)
+#pragma unroll
+      for (int j = 0; j < W; j++) s += r[k][j] * r[k][j];
     total += s;
   }
+  for (; i < wide; i += step) {
+    float r[W], s = 0;
+    load(x + W * i, r);
+#pragma unroll
+    for (int j = 0; j < W; j++) s += r[j] * r[j];
+    total += s;
+  }
+  for (i = W * wide + start; i < n; i += step) { const float v = to_f32(x[i]); total += v * v; }
   total = block_sum_wide(total);
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
-KERNEL sum_squares_f32(double* partial, const f32* x, i64 n) { squares(partial, x, n); }
-KERNEL sum_squares_bf16(double* partial, const bf16* x, i64 n) { squares(partial, x, n); }
+KERNEL __launch_bounds__(256, 6) sum_squares_f32(double* partial, const f32* x, i64 n) { squares(partial, x, n); }
+KERNEL __launch_bounds__(256, 6) sum_squares_bf16(double* partial, const bf16* x, i64 n) { squares(partial, x, n); }
 // out[0] += at most 1024 partial sums; one block of 1024 threads.
 KERNEL finish_squares(double* out, const double* partial, int parts) {
   const double s = block_sum_wide(threadIdx.x < parts ? partial[threadIdx.x] : 0);

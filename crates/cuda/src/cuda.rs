@@ -28,7 +28,7 @@ pub struct Options {
 pub struct Cuda {
     pub(crate) kernels: Kernels,
     pub(crate) gemm: Gemm,
-    pub(crate) sdpa: Option<Sdpa>,
+    pub(crate) sdpa: Option<Arc<Sdpa>>,
     pub(crate) staging: crate::arena::Staging,
     pub(crate) arena: Arc<Arena>,
     pub(crate) device: Arc<Device>,
@@ -74,7 +74,7 @@ impl Cuda {
             cublaslt_path = gemm.path(),
             "opened the GPU"
         );
-        let sdpa = if options.no_cudnn { None } else { open_cudnn(&device) };
+        let sdpa = if options.no_cudnn { None } else { open_cudnn(&device).map(Arc::new) };
         Ok(Cuda {
             kernels: Kernels::new(device.clone(), compiler)?,
             gemm,

@@ -126,6 +126,13 @@ impl Device {
         self.ordinal
     }
 
+    /// What no other GPU in the world has.
+    pub fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = [0; 16];
+        // SAFETY: writes 16 bytes.
+        self.driver.check(unsafe { (self.driver.cuDeviceGetUuid_v2)(&mut uuid, self.ordinal) }, "cuDeviceGetUuid").map(|()| uuid)
+    }
+
     /// Makes the context current on this thread; cheap when it is already.
     pub fn bind(&self) -> Result<()> {
         let key = self.context as usize;

@@ -1,7 +1,7 @@
 //! What can be checked on a machine without NVIDIA's hardware.
 
 use temper_cuda::kernels::SOURCES;
-use temper_cuda::sys::driver::Driver;
+use temper_cuda::sys::{driver::Driver, nccl::Nccl};
 use temper_cuda::{Cuda, Error, Options};
 
 /// One error names every missing library and what to do about each.
@@ -34,5 +34,18 @@ fn variants_are_distinct() {
     for source in SOURCES {
         let mut seen = std::collections::HashSet::new();
         assert!(source.variants().into_iter().all(|v| seen.insert(v)), "{}", source.file);
+    }
+}
+
+/// NCCL opens without a GPU, so its names and versions can be checked wherever the library is installed.
+#[test]
+fn nccl_has_every_function_or_says_how_to_get_it() {
+    match Nccl::load() {
+        Ok(nccl) => assert!(nccl.version().unwrap() >= 21_800 && nccl.text(4).contains("invalid argument")),
+        Err(e) => {
+            let text = e.to_string();
+            assert!(text.contains("libnccl") && text.contains("pip install nvidia-nccl"), "{text}");
+            eprintln!("SKIPPED: {text}");
+        }
     }
 }

@@ -34,6 +34,18 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// One token and nothing to train on.
+    pub fn filler() -> MicroBatch {
+        MicroBatch {
+            ids: vec![0],
+            targets: vec![IGNORE],
+            weights: vec![0.0],
+            positions: vec![0],
+            cu_seqlens: vec![0, 1],
+            samples: Vec::new(),
+        }
+    }
+
     /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.ids.len()

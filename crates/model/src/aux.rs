@@ -52,6 +52,14 @@ pub struct AuxGrad {
     pub z_coef: f64,
 }
 
+impl AuxGrad {
+    /// What [`AuxStats::finish`] gives on another rank, its values not yet known.
+    pub fn expected(cx: &Cx, stats: &AuxStats, s: &AuxSettings) -> Result<AuxGrad> {
+        let balance = (s.coef != 0.0).then(|| cx.alloc_stat(stats.counts.shape())).transpose()?;
+        Ok(AuxGrad { balance, z_coef: s.z_coef * s.scale })
+    }
+}
+
 impl AuxStats {
     /// Zeros; `None` for a model without experts.
     pub fn new(cx: &Cx, arch: &Arch) -> Result<Option<AuxStats>> {
@@ -85,6 +93,11 @@ impl AuxStats {
     /// What it consists of, for a pipeline that hands it on.
     pub fn tensors_mut(&mut self) -> [&mut Tensor; 3] {
         [&mut self.counts, &mut self.prob_sums, &mut self.z_sum]
+    }
+
+    /// As [`AuxStats::tensors_mut`], taken out.
+    pub fn into_tensors(self) -> [Tensor; 3] {
+        [self.counts, self.prob_sums, self.z_sum]
     }
 
     /// The losses over `tokens` tokens a layer, and what they add to the gradients.

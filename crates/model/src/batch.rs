@@ -160,25 +160,19 @@ fn check(ids: &[i32], positions: &[i32], cu_seqlens: &[i32]) -> Result<usize> {
     Ok(tokens)
 }
 
-/// For each of this rank's pieces, the documents it touches: their queries within the piece, and their keys from the start of the
-/// first of these documents up to the end of the piece.
+/// The queries of each of this rank's pieces, and the keys from the start of the first document they touch up to their end.
 fn segments(ops: &dyn Ops, cu: &[i32], local: &[Range<usize>]) -> Result<Vec<Segment>> {
-    let documents: Vec<Range<usize>> = cu.windows(2).map(|w| w[0] as usize..w[1] as usize).collect();
     let mut queries_end = 0;
     let mut all = Vec::with_capacity(local.len());
     for piece in local.iter().filter(|p| !p.is_empty()) {
-        let touched: Vec<&Range<usize>> = documents.iter().filter(|d| d.start < piece.end && piece.start < d.end).collect();
-        let first = touched.first().map_or(piece.start, |d| d.start);
-        let ends =
-            |from: usize| -> Vec<i32> { std::iter::once(0).chain(touched.iter().map(|d| (d.end.min(piece.end) - from) as i32)).collect() };
-        let (cu_queries, cu_keys) = (ends(piece.start), ends(first));
-        let longest = |cu: &[i32]| cu.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
+        let starts = cu.iter().map(|c| *c as usize).filter(|start| *start < piece.end);
+        let first = starts.clone().filter(|start| *start <= piece.start).max().unwrap_or(0);
+        let borders: Vec<i32> = starts.filter(|start| *start >= first).chain([piece.end]).map(|border| (border - first) as i32).collect();
         all.push(Segment {
             queries: queries_end..queries_end + piece.len(),
             keys: first..piece.end,
-            longest: (longest(&cu_queries), longest(&cu_keys)),
-            cu_queries: indices(ops, &cu_queries)?,
-            cu_keys: indices(ops, &cu_keys)?,
+            longest: borders.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0),
+            cu: indices(ops, &borders)?,
         });
         queries_end += piece.len();
     }

@@ -9,26 +9,24 @@
 use crate::{Cx, Result};
 use std::ops::Range;
 use temper_comm::Comm;
-use temper_tensor::{PackedKeys, PackedSeqs, Tensor};
+use temper_tensor::{PackedSeqs, Tensor};
 
-/// Queries of this rank that follow each other, and the keys they read. On the backend.
+/// Queries of this rank that follow each other, and the keys they read: all from the start of the first query's document up to the
+/// last query. On the backend.
 pub struct Segment {
     /// Rows of this rank's queries.
     pub queries: Range<usize>,
     /// Rows of all ranks' keys in the order of the sequence.
     pub keys: Range<usize>,
-    /// Borders of the documents among the queries.
-    pub cu_queries: Tensor,
     /// Borders of the documents among the keys.
-    pub cu_keys: Tensor,
-    /// Most queries, and most keys, of a document.
-    pub longest: (usize, usize),
+    pub cu: Tensor,
+    /// Keys of the longest document.
+    pub longest: usize,
 }
 
 impl Segment {
     fn seqs(&self) -> PackedSeqs<'_> {
-        let keys = PackedKeys { cu: self.cu_keys.view(), longest: self.longest.1 };
-        PackedSeqs { cu: self.cu_queries.view(), longest: self.longest.0, keys: Some(keys) }
+        PackedSeqs { cu: self.cu.view(), longest: self.longest, skip: self.keys.len() - self.queries.len() }
     }
 }
 
@@ -43,7 +41,7 @@ pub(crate) fn attend(cx: &Cx, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) ->
     let mut o = cx.alloc(q.shape())?;
     let mut lse = cx.alloc_stat(&q.shape()[..2])?;
     if cx.batch.segments.is_empty() {
-        let seqs = PackedSeqs { cu: cx.batch.cu_seqlens.view(), longest: cx.batch.longest, keys: None };
+        let seqs = PackedSeqs { cu: cx.batch.cu_seqlens.view(), longest: cx.batch.longest, skip: 0 };
         cx.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), seqs, scale)?;
         return Ok((o, lse));
     }
@@ -61,7 +59,7 @@ pub(crate) fn attend_grad(cx: &Cx, d_o: &Tensor, o: &Tensor, lse: &Tensor, [q, k
     let mut dq = cx.alloc(q.shape())?;
     if cx.batch.segments.is_empty() {
         let (mut dk, mut dv) = (cx.alloc(k.shape())?, cx.alloc(v.shape())?);
-        let seqs = PackedSeqs { cu: cx.batch.cu_seqlens.view(), longest: cx.batch.longest, keys: None };
+        let seqs = PackedSeqs { cu: cx.batch.cu_seqlens.view(), longest: cx.batch.longest, skip: 0 };
         let (d_o, o, lse) = (d_o.view(), o.view(), lse.view());
         let (dq_out, dk_out, dv_out) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
         cx.ops.attention_grad(dq_out, dk_out, dv_out, d_o, o, lse, q.view(), k.view(), v.view(), seqs, scale)?;

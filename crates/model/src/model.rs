@@ -4,7 +4,7 @@
 
 use crate::aux::{AuxGrad, AuxLoss, AuxSettings, AuxStats};
 use crate::decoder::{self, DecoderLayer};
-use crate::param::{EMBEDDING, Param};
+use crate::param::{Block, EMBEDDING, Param};
 use crate::recompute::Recompute;
 use crate::{
     Act, CachedStep, Cx, Embedding, Error, Grads, Head, KvCache, Labels, Names, Ranks, Result, RopeTables, Seat, Weights, declare,
@@ -23,6 +23,8 @@ pub struct Model {
     pub embed: Option<Embedding>,
     /// The layers here, chunk after chunk.
     pub layers: Vec<DecoderLayer>,
+    /// Their numbers in the whole network.
+    pub numbers: Vec<usize>,
     /// The layers of each chunk, among those here. Between two chunks of a rank come other ranks' chunks.
     pub chunks: Vec<Range<usize>>,
     /// Last stage, if it is here.
@@ -112,6 +114,7 @@ impl Model {
         Ok(Model {
             arch: arch.clone(),
             chunks: chunks.collect(),
+            numbers: portion.chunks.iter().cloned().flatten().collect(),
             embed: portion.embed.then(embed).transpose()?,
             layers,
             head: portion.head.then(|| Head::new(arch, &names, portion.seat.tp)).transpose()?,
@@ -208,7 +211,12 @@ impl Model {
     }
 
     /// Layers `range` backward: consumes what they kept, adds their weight gradients and returns the gradient of their input.
-    pub fn backward_layers(
+    pub fn backward_layers(&self, cx: &Cx, range: Range<usize>, kept: Vec<Kept>, dx: Act, aux: &AuxGrad, grads: &mut Grads) -> Result<Act> {
+        self.backward_layers_telling(cx, range, kept, dx, aux, grads, &mut |_, _| Ok(()))
+    }
+
+    /// As [`Model::backward_layers`]; `done` is told of each layer whose weight gradients were added.
+    pub fn backward_layers_telling(
         &self,
         cx: &Cx,
         range: Range<usize>,
@@ -216,14 +224,16 @@ impl Model {
         mut dx: Act,
         aux: &AuxGrad,
         grads: &mut Grads,
+        done: &mut dyn FnMut(Block, &mut Grads) -> Result<()>,
     ) -> Result<Act> {
-        for (layer, kept) in self.layers[range].iter().zip(kept).rev() {
+        for ((i, layer), kept) in range.clone().zip(&self.layers[range]).zip(kept).rev() {
             let saved = match kept {
                 Kept::Saved(saved) => layer.complete(cx, *saved)?,
                 Kept::Input(x) => layer.forward(cx, &x)?.1,
             };
             let (d, work) = layer.backward_input(cx, saved, &dx, aux)?;
             layer.backward_weight(cx, work, grads)?;
+            done(Block::Layer(self.numbers[i]), grads)?;
             dx = d;
         }
         Ok(dx)
@@ -234,7 +244,20 @@ impl Model {
         if aux.is_some() { AuxStats::new(cx, &self.arch) } else { Ok(None) }
     }
 
-    /// Output of the last layer, [T, H], keeping nothing.
+    /// What the last stage will say the auxiliary losses add to the gradients, its values to be received.
+    pub fn aux_grad(&self, cx: &Cx, aux: &Option<AuxSettings>) -> Result<AuxGrad> {
+        match (self.aux_stats(cx, aux)?, aux) {
+            (Some(stats), Some(settings)) => AuxGrad::expected(cx, &stats, settings),
+            _ => Ok(AuxGrad::default()),
+        }
+    }
+
+    /// Output of layers `range`, [T, H], keeping nothing.
+    pub fn forward_only(&self, cx: &Cx, range: Range<usize>, x: Act) -> Result<Act> {
+        self.layers[range].iter().try_fold(x, |x, layer| Ok(layer.forward(cx, &x)?.0))
+    }
+
+    /// Output of the last layer of all, [T, H], keeping nothing.
     fn forward_hidden(&self, cx: &Cx, mut stats: Option<&mut AuxStats>) -> Result<Act> {
         let mut x = self.embedding()?.forward(cx)?;
         for layer in &self.layers {

@@ -183,31 +183,15 @@ impl Moe {
         cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dout.view(), act.view(), dispatch.offsets())?;
         let (dw, beta) = grads.sum_into(self.gate_up)?;
         cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dgate_up.view(), rows.view(), dispatch.offsets())?;
-        self.add_router_weight_grad(cx, cx.own_share(x.view()), &dlogits, grads)
+        let (dw, beta) = grads.sum_into(self.router)?;
+        Ok(cx.ops.gemm(dw, dlogits.view(), Trans::Yes, cx.own_share(x.view()), Trans::No, beta)?)
     }
 
-    /// `dW[E, H] += dlogits[t, E]^T . x[t, H]`, the product in the stat dtype.
-    fn add_router_weight_grad(&self, cx: &Cx, x: View, dlogits: &Tensor, grads: &mut Grads) -> Result<()> {
-        let x = cx.to_stat(x)?;
-        let mut dw = grads.add_to(cx.ops, self.router)?;
-        if dw.dtype() == dlogits.dtype() {
-            cx.ops.gemm(dw, dlogits.view(), Trans::Yes, x.view(), Trans::No, Beta::One)?;
-        } else {
-            let mut exact = cx.alloc_stat(dw.shape())?;
-            cx.ops.gemm(exact.view_mut(), dlogits.view(), Trans::Yes, x.view(), Trans::No, Beta::Zero)?;
-            let mut rounded = cx.ops.alloc(dw.dtype(), dw.shape())?;
-            cx.ops.copy(rounded.view_mut(), exact.view())?;
-            cx.ops.add_assign(dw.reborrow(), rounded.view())?;
-        }
-        Ok(())
-    }
-
-    /// The router's decision for `x[t, H]`, computed in the stat dtype.
+    /// The router's decision for `x[t, H]`; its logits are never rounded below the stat dtype.
     fn route(&self, cx: &Cx, x: View) -> Result<Routing> {
         let tokens = x.rows();
-        let (x, w) = (cx.to_stat(x)?, cx.to_stat(cx.weights.get(self.router)?)?);
         let mut logits = cx.alloc_stat(&[tokens, self.experts])?;
-        cx.ops.gemm(logits.view_mut(), x.view(), Trans::No, w.view(), Trans::Yes, Beta::Zero)?;
+        cx.ops.gemm(logits.view_mut(), x, Trans::No, cx.weights.get(self.router)?, Trans::Yes, Beta::Zero)?;
         let mut probs = cx.alloc_stat(&[tokens, self.experts])?;
         let mut experts = cx.alloc_index(&[tokens, self.top_k])?;
         let mut weights = cx.alloc_stat(&[tokens, self.top_k])?;
@@ -231,17 +215,9 @@ impl Moe {
         Ok(dlogits)
     }
 
-    /// `dx[T, H] += dlogits[T, E] . W`, the product in the stat dtype.
+    /// `dx[T, H] += dlogits[T, E] . W`.
     fn add_router_input_grad(&self, cx: &Cx, dx: &mut Tensor, dlogits: &Tensor) -> Result<()> {
-        let w = cx.to_stat(cx.weights.get(self.router)?)?;
-        if dx.dtype() == dlogits.dtype() {
-            cx.ops.gemm(dx.view_mut(), dlogits.view(), Trans::No, w.view(), Trans::No, Beta::One)?;
-            return Ok(());
-        }
-        let mut exact = cx.alloc_stat(dx.shape())?;
-        cx.ops.gemm(exact.view_mut(), dlogits.view(), Trans::No, w.view(), Trans::No, Beta::Zero)?;
-        let mut rounded = cx.alloc(dx.shape())?;
-        cx.ops.copy(rounded.view_mut(), exact.view())?;
-        Ok(cx.ops.add_assign(dx.view_mut(), rounded.view())?)
+        let w = cx.weights.get(self.router)?;
+        Ok(cx.ops.gemm(dx.view_mut(), dlogits.view(), Trans::No, w, Trans::No, Beta::One)?)
     }
 }

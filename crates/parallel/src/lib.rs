@@ -7,11 +7,13 @@
 
 mod buckets;
 mod optimizer;
+mod pipeline;
 mod refusal;
 pub mod schedule;
 mod stages;
 
 pub use buckets::{Buckets, Segment};
 pub use optimizer::{AdamWConfig, Optimizer, Settled};
+pub use pipeline::{Micro, Pipeline, Ready, Stage};
 pub use refusal::{PipelineRule, Refusal};
 pub use stages::{Stages, balanced_split};

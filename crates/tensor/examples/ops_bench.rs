@@ -117,7 +117,7 @@ impl Bench {
         let (q, k, v) = (self.randn(&[T, NQ, D])?, self.randn(&[T, NK, D])?, self.randn(&[T, NK, D])?);
         let (mut o, mut lse) = (self.randn(&[T, NQ, D])?, self.randn(&[T, NQ])?);
         let cu = Tensor::from_vec(vec![0, T as i32], &[2]);
-        let seqs = PackedSeqs { cu: cu.view(), longest: T, keys: None };
+        let seqs = PackedSeqs { cu: cu.view(), longest: T, skip: 0 };
         let (scale, causal) = (1.0 / (D as f64).sqrt(), (T * T * NQ * D) as f64);
         self.flops("attention (causal flops)", 2.0 * causal, || {
             self.cpu.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), seqs, scale)

@@ -18,7 +18,7 @@ mod traced;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use observe::{MemoryUse, Phase, Purpose, Stamp};
-pub use ops::{AdamW, AdamWState, Balance, Beta, GroupedGemm, Ops, PackedKeys, PackedSeqs, PagedSeqs, RopeTable, RouterGrad, Trans};
+pub use ops::{AdamW, AdamWState, AttentionSizes, Balance, Beta, GroupedGemm, Ops, PackedSeqs, PagedSeqs, RopeTable, RouterGrad, Trans};
 pub use rng::Rng;
 pub use tensor::{Buffer, DeviceBuffer, FromSlice, Slice, SliceMut, Tensor, View, ViewMut, ViewOf};
 pub use traced::{Call, Level, Rates, Recording, Span, Timed, Traced};

@@ -64,21 +64,31 @@ pub struct RopeTable<'a> {
 /// The sequences of a packed batch.
 #[derive(Clone, Copy)]
 pub struct PackedSeqs<'a> {
-    /// First row of each sequence and the end of the last, I32 [B+1], rising from 0 to T.
+    /// First row of each sequence in k and v and the end of the last, I32 [B+1], rising from 0 to S = skip + T.
     pub cu: View<'a>,
     /// Length of the longest sequence, which the host knows: plans are chosen by it.
     pub longest: usize,
-    /// The keys and values of each sequence where they are more than its queries; absent: they are those of the same tokens.
-    pub keys: Option<PackedKeys<'a>>,
+    /// Leading rows of k and v that have no queries: the queries are those of the rows after them. 0 but where other ranks have them.
+    pub skip: usize,
 }
 
-/// Keys of sequences whose queries are only their last tokens: the last query stands at the last key.
-#[derive(Clone, Copy)]
-pub struct PackedKeys<'a> {
-    /// First row of each sequence in k and v and the end of the last, I32 [B+1], rising from 0 to their rows.
-    pub cu: View<'a>,
-    /// Keys of the sequence that has most.
+/// Sizes of a call of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSizes {
+    /// Type of queries, keys and values.
+    pub dtype: DType,
+    /// Tokens of the packed batch.
+    pub tokens: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens of the longest.
     pub longest: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// Key/value heads.
+    pub k_heads: usize,
+    /// Head size.
+    pub head: usize,
 }
 
 /// Where the tokens of a step of generation sit in a paged KV cache.
@@ -181,6 +191,8 @@ pub trait Ops: Send + Sync {
     // ---- linear ----
 
     /// `c[m, n] = op(a) . op(b)`, overwritten or accumulated. With `Trans::Yes` `a` is stored [k, m] and `b` [n, k].
+    ///
+    /// Beside a BF16 `b`, `c` may be F32, and so may `a`, of which at least 16 bits of each element then count; a BF16 `c` is rounded once.
     fn gemm(&self, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, beta: Beta) -> Result<()>;
     /// `y[T, N] += bias[N]` in every row.
     fn add_bias(&self, y: ViewMut, bias: View) -> Result<()>;
@@ -250,7 +262,10 @@ pub trait Ops: Send + Sync {
 
     // ---- attention ----
 
-    /// Causal attention within each sequence of the packed batch (k and v have S rows, T unless `seqs.keys` is given). `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
+    /// Attention of these sizes, forward and backward, is going to be asked for. A backend that compiles something for it begins now and
+    /// does not make the caller wait.
+    fn prepare_attention(&self, _sizes: &[AttentionSizes]) {}
+    /// Causal attention within each sequence of the packed batch (k and v have S = `seqs.skip` + T rows). `o[T, Nq, D]`, `lse[T, Nq]` (stat dtype, natural log of the
     /// softmax denominator of the scaled scores) overwritten. Query head h reads key head h / (Nq/Nk).
     fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()>;
     /// Overwrites `dq[T, Nq, D]`, `dk[S, Nk, D]`, `dv[S, Nk, D]`.

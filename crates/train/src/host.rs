@@ -46,7 +46,7 @@ impl Trainer {
     }
 
     /// Sets weights (and masters) to host values of any float type, one tensor per parameter and in its shape.
-    pub(crate) fn set_weights(&mut self, values: Vec<Tensor>) -> Result<()> {
+    pub fn set_weights(&mut self, values: Vec<Tensor>) -> Result<()> {
         let (ops, before) = (&*self.ops, self.ops.account(Purpose::Weights));
         let single = self.weights.dtype() == DType::F32;
         for (i, (values, param)) in values.into_iter().zip(&self.model.params).enumerate() {

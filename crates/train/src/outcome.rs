@@ -2,14 +2,16 @@
 
 use temper_model::{Batch, Outputs};
 
-/// A micro-batch whose forward and backward passes are under way.
+/// A micro-batch of this rank whose forward and backward passes are under way.
 pub struct Done {
-    /// What it leaves on the backend.
-    pub outputs: Outputs,
+    /// What it leaves on the backend; on the last stage of a pipeline.
+    pub outputs: Option<Outputs>,
     /// Its tokens.
     pub batch: Batch,
     /// Factor on its sum of weighted token losses.
     pub loss_scale: f64,
+    /// It only keeps this rank in step with others, which have one micro-batch more.
+    pub filler: bool,
 }
 
 /// What a step did.

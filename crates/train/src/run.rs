@@ -1,6 +1,7 @@
 //! A run: everything that lives from its first step to its last.
 
 use crate::host::{OnHost, place};
+use crate::layout::Layout;
 use crate::precision::{Precision, dtype_of};
 use crate::setup::{self, Prepared, Source};
 use crate::state::{Fixed, RunState, object};
@@ -12,6 +13,7 @@ use std::{
     time::Instant,
 };
 use temper_checkpoint::{ExportOptions, Loaded, Sidecar, Store};
+use temper_comm::World;
 use temper_config::{Config, Resolved};
 use temper_data::{ChatTemplate, Loader, Masker, MicroBatch, Report, Tokenizer};
 use temper_tensor::Ops;
@@ -65,7 +67,7 @@ pub struct Run {
 
 impl Run {
     /// Reads and checks everything, then makes the run folder. Until that last step nothing is written.
-    pub fn open(mut resolved: Resolved, begin: Begin, ops: Arc<dyn Ops>, started: Instant) -> Result<Run> {
+    pub fn open(mut resolved: Resolved, begin: Begin, ops: Arc<dyn Ops>, world: &dyn World, started: Instant) -> Result<Run> {
         let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
         let source = setup::find_source(&resolved)?;
@@ -85,7 +87,12 @@ impl Run {
                 "train.epochs: {samples} samples at these source weights make no step at all. Raise train.epochs or the weights in data.train, or give train.steps"
             )));
         }
-        let (mut trainer, said) = setup::trainer(config, &source, precision, longest(config, dataset.report(), &eval), ops)?;
+        let layout = Layout::new(&config.parallel, world.size())?;
+        let ranks = layout.ranks(world, &source.arch)?;
+        let portion = layout.portion(&source.arch, &ranks)?;
+        setup::announce_attention(&*ops, &portion.seat.arch(&source.arch)?, precision, &loader.batch(0));
+        let (mut trainer, said) =
+            setup::trainer(config, &source, (ranks, &portion), precision, longest(config, dataset.report(), &eval), ops)?;
         notices.extend(said);
         let mut state = RunState {
             step: 0,

@@ -6,10 +6,10 @@ use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
 use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
-use temper_data::{ChatTemplate, Dataset, Tokenizer};
-use temper_model::{Grads, Model, Parts, Ranks, Recompute, RopeTables, Weights};
+use temper_data::{ChatTemplate, Dataset, MicroBatch, StepBatch, Tokenizer};
+use temper_model::{Grads, Model, Parts, Portion, Ranks, Recompute, RopeTables, Weights};
 use temper_parallel::{AdamWConfig, Buckets, Optimizer};
-use temper_tensor::{Balance, DType, Ops, Purpose};
+use temper_tensor::{AttentionSizes, Balance, DType, Ops, Purpose};
 
 /// A model folder and what was read from it.
 pub struct Source {
@@ -55,16 +55,31 @@ pub fn prepare(resolved: &Resolved, source: Source) -> Result<Prepared> {
     Ok(Prepared { source, tokenizer, template, dataset })
 }
 
+/// Tells the backend which attention a step asks for, so that it gets ready while the weights are read.
+pub(crate) fn announce_attention(ops: &dyn Ops, arch: &Arch, precision: Precision, batch: &StepBatch) {
+    let of = |micro: &MicroBatch| AttentionSizes {
+        dtype: precision.weights,
+        tokens: micro.ids.len(),
+        sequences: micro.cu_seqlens.len().saturating_sub(1),
+        longest: micro.cu_seqlens.windows(2).map(|w| (w[1] - w[0]).max(0) as usize).max().unwrap_or(0),
+        q_heads: arch.heads,
+        k_heads: arch.kv_heads,
+        head: arch.head_dim,
+    };
+    ops.prepare_attention(&batch.micro.iter().map(of).collect::<Vec<_>>());
+}
+
 /// Loads (or draws) the weights and allocates gradients and moments.
 pub fn trainer(
     config: &Config,
     source: &Source,
+    (ranks, portion): (Ranks, &Portion),
     precision: Precision,
     longest: usize,
     ops: Arc<dyn Ops>,
 ) -> Result<(Trainer, Vec<String>)> {
     let arch = &source.arch;
-    let model = network(config, arch, precision, &*ops)?;
+    let model = network(config, arch, portion, precision, &*ops)?;
     let mut notices = arch.notices.clone();
     let host = match config.model.init {
         InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
@@ -74,7 +89,7 @@ pub fn trainer(
             tensors
         }
     };
-    let mut trainer = configured(config, model, precision, longest, ops)?;
+    let mut trainer = configured(config, model, ranks, precision, longest, ops)?;
     trainer.set_weights(host)?;
     Ok((trainer, notices))
 }
@@ -86,9 +101,9 @@ fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
     if ops.on_device() { (fit / 256 * 256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
 }
 
-/// The network of an architecture as the configuration wants it.
-pub(crate) fn network(config: &Config, arch: &Arch, precision: Precision, ops: &dyn Ops) -> Result<Model> {
-    let mut model = Model::new(arch)?;
+/// What a rank holds of the network of an architecture, as the configuration wants it.
+pub(crate) fn network(config: &Config, arch: &Arch, portion: &Portion, precision: Precision, ops: &dyn Ops) -> Result<Model> {
+    let mut model = Model::part(arch, portion)?;
     if let Some(head) = &mut model.head {
         head.chunk_rows = match config.memory.loss_chunk {
             0 => loss_chunk(arch, precision, ops),
@@ -99,17 +114,25 @@ pub(crate) fn network(config: &Config, arch: &Arch, precision: Precision, ops: &
 }
 
 /// [`allocate`] as the configuration says, for documents of up to `longest` tokens.
-pub(crate) fn configured(config: &Config, model: Model, precision: Precision, longest: usize, ops: Arc<dyn Ops>) -> Result<Trainer> {
+pub(crate) fn configured(
+    config: &Config,
+    model: Model,
+    ranks: Ranks,
+    precision: Precision,
+    longest: usize,
+    ops: Arc<dyn Ops>,
+) -> Result<Trainer> {
     let optim = &config.optim;
     let adamw = AdamWConfig { betas: optim.betas, eps: optim.eps, weight_decay: optim.weight_decay, clip: optim.clip };
     let settings = settings(config, &model.arch)?;
     let rope = RopeTables::new(&*ops, &model.arch, longest.max(1), precision.weights)?;
-    allocate(model, precision, adamw, settings, rope, ops)
+    allocate(model, ranks, precision, adamw, settings, rope, ops)
 }
 
 /// Weights (unspecified), gradients and moments of a model: everything that lives from the first step to the last.
 pub fn allocate(
     model: Model,
+    ranks: Ranks,
     precision: Precision,
     adamw: AdamWConfig,
     settings: Settings,
@@ -117,14 +140,14 @@ pub fn allocate(
     ops: Arc<dyn Ops>,
 ) -> Result<Trainer> {
     let before = ops.account(Purpose::Weights);
-    let buckets = Buckets::new(&model, Ranks::single())?;
+    let buckets = Buckets::new(&model, &ranks)?;
     let weights = Weights::alloc(buckets.slots(), precision.weights, &*ops)?;
     ops.account(Purpose::Gradients);
     let grads = Grads::zeros_in(buckets.slots(), precision.grads, &*ops)?;
     ops.account(Purpose::Optimizer);
     let optimizer = Optimizer::new(&*ops, buckets, precision.weights, precision.moments, precision.offload, adamw)?;
     ops.account(before);
-    Ok(Trainer { ops, model, weights, grads, optimizer, rope, settings })
+    Ok(Trainer { ops, ranks, model, weights, grads, optimizer, rope, settings })
 }
 
 /// The parts of a layer that selective recomputation drops.

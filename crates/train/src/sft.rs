@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use temper_config::OnNonFinite;
 use temper_data::{MicroBatch, StepBatch};
-use temper_model::param::count;
+use temper_model::{declare, param::count};
 
 /// Trains from the run's next step to its last and leaves the final checkpoint (and export) behind.
 pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
-    let flops = Flops::new(&run.source.arch, &run.trainer.model.params, &run.trainer.ops.name());
+    let flops = Flops::new(&run.source.arch, &declare(&run.source.arch), &run.trainer.ops.name());
     let began = Instant::now();
     if run.state.step >= run.state.steps {
         return finish_again(run, sink);
@@ -94,7 +94,7 @@ fn due(step: usize, every: usize) -> bool {
 }
 
 fn announce(run: &mut Run, sink: &mut dyn Sink) {
-    let (params, active_params) = count(&run.source.arch, &run.trainer.model.params);
+    let (params, active_params) = count(&run.source.arch, &declare(&run.source.arch));
     sink.event(&Event::Start(Start {
         step: run.state.step + 1,
         steps: run.state.steps,
@@ -116,12 +116,8 @@ fn evaluate(run: &Run, step: usize, sink: &mut dyn Sink) -> Result<()> {
         return Ok(());
     }
     let clock = Instant::now();
-    let (mut sum, mut weight) = (0.0, 0.0);
-    for micro in &run.eval {
-        let (s, w) = run.trainer.evaluate(micro)?;
-        (sum, weight) = (sum + s, weight + w);
-    }
-    let loss = sum / weight;
+    let weight: f64 = run.eval.iter().map(MicroBatch::weight_sum).sum();
+    let loss = run.trainer.evaluate(&run.eval)? / weight;
     let trained_tokens = run.eval.iter().map(MicroBatch::trained_tokens).sum();
     sink.event(&Event::Eval(Eval { step, loss, perplexity: loss.exp(), trained_tokens, wall_s: clock.elapsed().as_secs_f64() }));
     Ok(())

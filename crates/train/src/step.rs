@@ -1,23 +1,24 @@
-//! One optimizer step, from a batch to updated weights.
+//! One optimizer step, from a batch to updated weights, as one rank does it.
 //!
-//! Legend: M micro-batches of the step; a micro-batch has T tokens, of which N have a target.
+//! Legend: M micro-batches of the step over all ranks; a micro-batch has T tokens, of which N have a target.
 
 use crate::outcome::{Done, Losses, StepResult};
+use crate::share::{loss_scales, of_this_rank};
 use crate::{Error, Result};
 use std::sync::Arc;
 use temper_config::LossReduction;
 use temper_data::{MicroBatch, StepBatch};
-use temper_model::{
-    AuxSettings, Batch, Cx, Grads, Model, Objective, Recompute, RopeTables, Weights, diagnose::diagnose, loss_sum, read_floats,
-};
-use temper_parallel::{Optimizer, Settled};
-use temper_tensor::{Balance, DType, Ops, Phase};
+use temper_model::{AuxSettings, Batch, Grads, Model, Objective, Ranks, Recompute, RopeTables, Weights};
+use temper_parallel::{Micro, Optimizer, Pipeline, Settled, Stage, schedule::schedule};
+use temper_tensor::{Balance, Ops, Phase};
 
 /// Everything a step reads and changes. All of it is allocated before the first step.
 pub struct Trainer {
     /// The backend.
     pub ops: Arc<dyn Ops>,
-    /// The network.
+    /// The ranks that train together.
+    pub ranks: Ranks,
+    /// The network, or this rank's part of it.
     pub model: Model,
     /// Its weights.
     pub weights: Weights,
@@ -45,13 +46,14 @@ pub struct Settings {
 }
 
 impl Trainer {
-    /// One optimizer step at learning rate `lr`. Without an update when something is not finite.
+    /// One optimizer step at learning rate `lr`. Without an update when something is not finite. Every rank is given the same batch.
     pub fn step(&mut self, batch: &StepBatch, lr: f64) -> Result<StepResult> {
         let ops = self.ops.clone();
-        let done = self.accumulate(batch)?;
+        let done = self.passes(batch, true)?;
         ops.phase(Phase::Norm)?;
         self.optimizer.reduce(&*ops, &mut self.grads)?;
-        self.optimizer.measure(&*ops, &self.grads, done.iter().map(|d| d.outputs.losses.view()))?;
+        let losses = done.iter().flat_map(|d| &d.outputs).map(|o| o.losses.view());
+        self.optimizer.measure(&*ops, &self.grads, losses)?;
         ops.phase(Phase::Update)?;
         self.optimizer.step(&*ops, &mut self.weights, &self.grads, lr)?;
         ops.phase(Phase::Report)?;
@@ -61,77 +63,57 @@ impl Trainer {
         Ok(StepResult { loss, aux_loss, z_loss, grad_norm, updated })
     }
 
-    /// Adds the gradients of a global batch up; nothing waits for the backend.
+    /// Adds the gradients of this rank's micro-batches up, and leaves it at that.
     pub fn accumulate(&mut self, batch: &StepBatch) -> Result<Vec<Done>> {
-        let ops = self.ops.clone();
-        ops.phase(Phase::Begin)?;
-        self.grads.begin();
-        let scales = loss_scales(batch, self.settings.reduction);
-        let mut done = Vec::with_capacity(batch.micro.len());
-        for (micro, loss_scale) in batch.micro.iter().zip(scales) {
-            ops.phase(Phase::Forward)?;
-            let tokens = upload(&*ops, micro, self.weights.dtype())?;
-            let objective = Objective { loss_scale, aux: self.aux(batch.micro.len()), recompute: self.settings.recompute };
-            let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &tokens, ranks: temper_model::Ranks::single() };
-            let outputs = self.model.forward_backward(&cx, &mut self.grads, &objective)?;
-            done.push(Done { outputs, batch: tokens, loss_scale });
-        }
-        self.grads.settle(&*ops)?;
-        Ok(done)
+        self.passes(batch, false)
     }
 
-    fn aux(&self, micro_batches: usize) -> Option<AuxSettings> {
+    /// Runs this rank's micro-batches forward and backward; nothing waits for the backend. With `reduce` the sums over ranks begin as
+    /// soon as the gradients of a block are complete.
+    fn passes(&mut self, batch: &StepBatch, reduce: bool) -> Result<Vec<Done>> {
+        self.ops.phase(Phase::Begin)?;
+        self.grads.begin();
+        let (pp, chunks) = (self.ranks.mesh.axes.pp, self.model.chunks.len());
+        let own = of_this_rank(&self.ranks, batch.micro.len(), chunks);
+        let scales = loss_scales(batch, self.settings.reduction);
+        let objective = |index: Option<usize>| Objective {
+            loss_scale: index.map_or(0.0, |i| scales[i]),
+            aux: self.aux(index.map_or(0.0, |_| 1.0 / batch.micro.len() as f64)),
+            recompute: self.settings.recompute,
+        };
+        let filler = MicroBatch::filler();
+        let upload = |index: &Option<usize>| -> Result<Micro> {
+            let tokens = index.map_or(&filler, |i| &batch.micro[i]);
+            Ok(Micro { batch: self.upload(tokens)?, objective: objective(*index) })
+        };
+        let micro = own.iter().map(upload).collect::<Result<Vec<_>>>()?;
+        let steps = schedule(self.ranks.mesh.stage(), pp, chunks, micro.len()).map_err(|r| Error::Input(r.to_string()))?;
+        let Trainer { ops, model, weights, rope, ranks, grads, optimizer, .. } = self;
+        let stage = Stage { ops: &**ops, model, weights, rope, ranks };
+        let outputs = Pipeline::new(stage).train(&steps, &micro, grads, &mut |block, grads| match reduce {
+            true => optimizer.ready(&**ops, grads, block),
+            false => Ok(()),
+        })?;
+        if !reduce {
+            grads.settle(&**ops)?;
+        }
+        let done = micro.into_iter().zip(outputs).zip(own);
+        Ok(done
+            .map(|((m, outputs), index)| Done { outputs, batch: m.batch, loss_scale: m.objective.loss_scale, filler: index.is_none() })
+            .collect())
+    }
+
+    /// The auxiliary losses of a micro-batch that is this share of the step.
+    pub(crate) fn aux(&self, scale: f64) -> Option<AuxSettings> {
         let (kind, coef) = self.settings.balance.unwrap_or((Balance::Hf, 0.0));
         let wanted = self.settings.balance.is_some() || self.settings.z_coef != 0.0;
-        wanted.then_some(AuxSettings { kind, coef, z_coef: self.settings.z_coef, scale: 1.0 / micro_batches as f64 })
+        wanted.then_some(AuxSettings { kind, coef, z_coef: self.settings.z_coef, scale })
     }
 
-    /// Reads what the micro-batches left on the backend: the one place of a step that waits for it.
-    pub fn report(&self, done: &[Done]) -> Result<Losses> {
-        let (mut loss, mut balance, mut z) = (0.0, 0.0, 0.0);
-        let share = 1.0 / done.len().max(1) as f64;
-        let mut has_aux = false;
-        for Done { outputs, batch, loss_scale } in done {
-            loss += loss_scale * loss_sum(&*self.ops, &outputs.losses, batch.labels()?)?;
-            if let Some(aux) = &outputs.aux {
-                has_aux = true;
-                balance += share * read_floats(&*self.ops, &aux.balance)?[0];
-                z += share * read_floats(&*self.ops, &aux.z)?[0];
-            }
-        }
-        let aux_loss = (has_aux && self.settings.balance.is_some()).then_some(balance);
-        Ok(Losses { loss, aux_loss, z_loss: (has_aux && self.settings.z_coef != 0.0).then_some(z) })
+    /// A micro-batch as this rank needs it.
+    pub(crate) fn upload(&self, micro: &MicroBatch) -> Result<Batch> {
+        let (ops, ranks, vocab) = (&*self.ops, &self.ranks, self.model.arch.vocab);
+        let batch = Batch::divided(ops, &micro.ids, &micro.positions, &micro.cu_seqlens, ranks, vocab).map_err(Error::Model)?;
+        Ok(batch.with_labels(ops, self.weights.dtype(), &micro.targets, &micro.weights)?)
     }
-
-    /// What in a micro-batch is first not finite, in words. Runs it once more, slowly; the gradients are lost.
-    pub fn first_non_finite(&mut self, micro: &MicroBatch) -> Result<Option<String>> {
-        let ops = self.ops.clone();
-        let batch = upload(&*ops, micro, self.weights.dtype())?;
-        let objective = Objective { loss_scale: 1.0, aux: self.aux(1), recompute: self.settings.recompute };
-        let cx = Cx { ops: &*ops, weights: &self.weights, rope: &self.rope, batch: &batch, ranks: temper_model::Ranks::single() };
-        Ok(diagnose(&self.model, &cx, &mut self.grads, &objective)?.map(|found| found.to_string()))
-    }
-
-    /// Sum of weighted losses and sum of weights of one micro-batch, without gradients.
-    pub fn evaluate(&self, micro: &MicroBatch) -> Result<(f64, f64)> {
-        let batch = upload(&*self.ops, micro, self.weights.dtype())?;
-        let cx = Cx { ops: &*self.ops, weights: &self.weights, rope: &self.rope, batch: &batch, ranks: temper_model::Ranks::single() };
-        let out = self.model.forward_loss(&cx, &None)?;
-        Ok((loss_sum(&*self.ops, &out.losses, batch.labels()?)?, micro.weight_sum()))
-    }
-}
-
-/// Factor on the sum of weighted token losses of each micro-batch.
-fn loss_scales(batch: &StepBatch, reduction: LossReduction) -> Vec<f64> {
-    let sums: Vec<f64> = batch.micro.iter().map(MicroBatch::weight_sum).collect();
-    let total: f64 = sums.iter().sum();
-    match reduction {
-        LossReduction::Token => vec![if total > 0.0 { 1.0 / total } else { 0.0 }; sums.len()],
-        LossReduction::Microbatch => sums.iter().map(|s| if *s > 0.0 { 1.0 / (s * sums.len() as f64) } else { 0.0 }).collect(),
-    }
-}
-
-fn upload(ops: &dyn Ops, micro: &MicroBatch, dtype: DType) -> Result<Batch> {
-    let batch = Batch::new(ops, &micro.ids, &micro.positions, &micro.cu_seqlens).map_err(Error::Model)?;
-    Ok(batch.with_labels(ops, dtype, &micro.targets, &micro.weights)?)
 }

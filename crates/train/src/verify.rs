@@ -18,7 +18,7 @@ use std::{path::Path, sync::Arc};
 use temper_checkpoint::{WeightsFolder, safetensors::File};
 use temper_config::{Arch, LossReduction};
 use temper_data::{IGNORE, MicroBatch, SampleId, StepBatch};
-use temper_model::{Batch, Cx, Model, Names, Recompute, RopeTables, param::ParamId, read_floats};
+use temper_model::{Batch, Cx, Model, Names, Ranks, Recompute, RopeTables, param::ParamId, read_floats};
 use temper_parallel::AdamWConfig;
 use temper_tensor::{Balance, DType, Ops};
 
@@ -136,7 +136,7 @@ pub fn verify(folder: &Path, golden: &Path, dtype: DType, ops: Arc<dyn Ops>) -> 
     let aux = arch.moe.as_ref().map(|m| (Balance::Hf, if m.aux_in_loss { m.aux_coef } else { 0.0 }));
     let settings = Settings { reduction: LossReduction::Token, balance: aux, z_coef: 0.0, recompute: Recompute::None };
     let precision = Precision { weights: dtype, grads: DType::F32, moments: DType::F32, offload: false };
-    let mut trainer = allocate(model, precision, ADAMW, settings, rope, ops)?;
+    let mut trainer = allocate(model, Ranks::single().clone(), precision, ADAMW, settings, rope, ops)?;
     trainer.set_weights(tensors)?;
 
     let mut report = Report { items: Vec::new(), notices };
@@ -167,7 +167,7 @@ fn compare_logits(trainer: &Trainer, golden: &Golden, report: &mut Report) -> Re
 fn logits(trainer: &Trainer, ids: &[i32], positions: &[i32], cu_seqlens: &[i32]) -> Result<Vec<f64>> {
     let ops = &*trainer.ops;
     let batch = Batch::new(ops, ids, positions, cu_seqlens)?;
-    let cx = Cx { ops, weights: &trainer.weights, rope: &trainer.rope, batch: &batch, ranks: temper_model::Ranks::single() };
+    let cx = Cx { ops, weights: &trainer.weights, rope: &trainer.rope, batch: &batch, ranks: &trainer.ranks };
     Ok(read_floats(ops, &trainer.model.forward_logits(&cx)?)?)
 }
 

@@ -1,6 +1,8 @@
 //! `temper bench`
 
+mod comm;
 mod print;
+mod workers;
 
 use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject};
 use crate::exit::BadInput;
@@ -8,21 +10,26 @@ use crate::out::{say, say_json};
 use crate::sft::Open;
 use crate::trace;
 use std::{path::Path, time::Instant};
+use temper_comm::Axes;
 use temper_config::{Arch, Config};
+use temper_planner::LayoutRequest;
 use temper_tensor::Rates;
-use temper_train::bench::{Bench, Options, operations};
+use temper_train::bench::{AsRank, Bench, Options, operations};
+use temper_train::layout::Layout;
 
 /// Measures and prints.
 pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()> {
     match command {
         Command::Step(args) => step(args, open, started),
         Command::Ops(args) => ops(args, open, started),
+        Command::Comm(args) => comm::run(args),
     }
 }
 
 fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
     args.trace.as_deref().map_or(Ok(()), trace::check)?;
-    let mut bench = bench(&args.subject, args.accumulate, open, started)?;
+    let as_rank = args.as_rank.zip(args.of.as_deref()).map(|(rank, layout)| as_rank(rank, layout)).transpose()?;
+    let mut bench = bench(&args.subject, args.accumulate, as_rank, open, started)?;
     let report = bench.steps(args.warmup as usize, args.steps as usize)?;
     let rates = rates(&bench);
     let recording = if args.ops || args.trace.is_some() { Some(bench.record()?) } else { None };
@@ -46,7 +53,7 @@ fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
 }
 
 fn ops(args: &BenchOps, open: Open, started: Instant) -> anyhow::Result<()> {
-    let mut bench = bench(&args.subject, 1, open, started)?;
+    let mut bench = bench(&args.subject, 1, None, open, started)?;
     bench.steps(1, 1)?;
     let rates = rates(&bench);
     let rows = operations(&bench.alone(&args.only)?, rates);
@@ -65,15 +72,29 @@ fn rates(bench: &Bench) -> Option<Rates> {
     bench.device().map(|d| d.rates())
 }
 
-fn bench(subject: &BenchSubject, accumulate: u32, open: Open, started: Instant) -> anyhow::Result<Bench> {
+fn bench(subject: &BenchSubject, accumulate: u32, as_rank: Option<AsRank>, open: Open, started: Instant) -> anyhow::Result<Bench> {
     let arch = arch(&subject.model)?;
     let resolved = Config::for_benchmark(&settings(subject, accumulate))?;
     let ops = open(resolved.config.train.deterministic)?;
     for notice in arch.notices.iter().chain(&resolved.notices) {
         crate::out::tell(format_args!("note: {notice}"));
     }
-    let options = Options { layers: subject.layers, doc_len: subject.doc_len, started };
+    let options = Options { layers: subject.layers, doc_len: subject.doc_len, as_rank, started };
     Ok(Bench::open(&subject.model, arch, resolved, &options, ops)?)
+}
+
+/// The rank of a layout as `--as-rank` and `--of` say.
+fn as_rank(rank: usize, text: &str) -> anyhow::Result<AsRank> {
+    let l = LayoutRequest::parse(text, "--of")?;
+    if l.micro_batch.is_some() || l.recompute.is_some() || l.offload.is_some() {
+        return Err(
+            BadInput("--of: mb, recompute and offload have options of their own here (--micro-batch, --recompute, --set)".into()).into()
+        );
+    }
+    let size = |axis: Option<usize>| axis.unwrap_or(1);
+    let axes = Axes { tp: size(l.tp), cp: size(l.cp), dp: size(l.dp), pp: size(l.pp), ep: size(l.ep), etp: size(l.etp) };
+    let layout = Layout { axes, sequence: axes.tp > 1, vpp: size(l.vpp), split: l.split };
+    Ok(AsRank { rank, layout, name: text.to_string() })
 }
 
 /// The arguments as configuration keys; `--set` comes last and wins.

@@ -3,7 +3,7 @@
 use crate::table::Table;
 use std::fmt::Write as _;
 use temper_tensor::Rates;
-use temper_train::bench::{Memory, OperationRow, Shape, Spread, StepReport, Work};
+use temper_train::bench::{Memory, OperationRow, RankOf, Shape, Spread, StepReport, Work};
 
 /// Model and batch in a line each.
 pub fn subject(shape: &Shape, work: &Work) -> String {
@@ -28,6 +28,12 @@ pub fn subject(shape: &Shape, work: &Work) -> String {
 /// The whole report.
 pub fn step(report: &StepReport) -> String {
     let mut text = format!("backend     {}\n{}\n", report.backend, subject(&report.model, &report.work));
+    if let Some(RankOf { rank, layout, params }) = &report.rank {
+        let _ = writeln!(
+            text,
+            "measured    rank {rank} of {layout}: {params} parameters; the other ranks are not there, communication costs nothing"
+        );
+    }
     let ms = |s: &Spread| format!("{:.2} ms (min {:.2}, max {:.2})", s.median, s.min, s.max);
     let _ = writeln!(text, "start       {:.1} s to the first step, {:.1} s to its end", report.startup_s, report.to_first_step_s);
     let _ = writeln!(text, "time        {}, median of {} steps after {}", ms(&report.step_ms), report.steps, report.warmup);

@@ -184,3 +184,46 @@ fn a_run_traces_the_steps_it_is_told_and_trains_the_same() {
     }
     case.temper(&["sft", "config.toml", "--trace-steps", "2"]).exits(2).says(&["--trace"]);
 }
+
+/// Rank 0 of each transport prints every operation and size once; the bus bandwidth is nccl-tests' multiple of the algorithm's.
+#[test]
+fn the_exchange_between_ranks_is_measured_over_every_transport_on_hosts() {
+    let case = Case::tiny();
+    for transport in ["threads", "tcp"] {
+        let common = ["bench", "comm", "--transport", transport, "--ranks", "2", "--min", "4K", "--max", "16K", "--json"];
+        let rows = case.temper(&common).ok().json();
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 12, "six operations in two sizes");
+        for row in rows {
+            let factor = row["bus_gb_per_s"].as_f64().unwrap() / row["algorithm_gb_per_s"].as_f64().unwrap();
+            let want = match row["operation"].as_str().unwrap() {
+                "all_gather" | "reduce_scatter" | "all_to_all" => 0.5,
+                _ => 1.0,
+            };
+            assert!((factor - want).abs() < 1e-9 && row["us"].as_f64().unwrap() > 0.0 && row["axis"] == "all", "{row}");
+        }
+    }
+}
+
+#[test]
+fn the_exchange_along_the_axes_of_a_layout() {
+    let case = Case::tiny();
+    let done = case.temper(&["bench", "comm", "--ranks", "4", "--layout", "tp=2", "--max", "4K", "--only", "gather", "--json"]);
+    let rows = done.ok().json();
+    let axes: Vec<&str> = rows.as_array().unwrap().iter().map(|r| r["axis"].as_str().unwrap()).collect();
+    assert_eq!(axes, ["tp", "dp x cp", "expert dp"]);
+    case.temper(&["bench", "comm", "--ranks", "4", "--layout", "tp=2", "--max", "4K", "--only", "gather"])
+        .ok()
+        .says(&["4.00 KiB", "bus GB/s", "tp"]);
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_by_name() {
+    let case = Case::tiny();
+    let comm = |more: &[&str]| case.temper(&[&["bench", "comm"][..], more].concat());
+    comm(&["--layout", "tp=3", "--ranks", "4"]).exits(2).says(&["layout tp=3", "does not make up 4 ranks"]);
+    comm(&["--transport", "tcp"]).exits(2).says(&["--ranks N", "mpirun"]);
+    comm(&["--only", "gossip"]).exits(2).says(&["gossip", "all_reduce", "send"]);
+    comm(&["--min", "8K", "--max", "4K"]).exits(2).says(&["--max is smaller"]);
+    comm(&["--min", "4X"]).exits(2).says(&["not a unit"]);
+}

@@ -2,9 +2,9 @@
 //!
 //! Legend: n ranks of the group.
 
-use super::mailbox::{Header, Kind, Nothing};
+use super::mailbox::{Absence, Header};
 use super::{Endpoint, bytes};
-use crate::{Comm, Error, Pending, Reduce, Result};
+use crate::{Comm, Error, Operation, Pending, Reduce, Result, Ticket};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -14,18 +14,22 @@ use temper_tensor::{View, ViewMut};
 /// A group over an endpoint.
 pub(crate) struct HostGroup {
     endpoint: Arc<Endpoint>,
-    name: String,
+    name: Arc<str>,
     /// The same on all members and no other group's.
     id: u64,
     members: Vec<usize>,
     rank: usize,
-    calls: AtomicU64,
+    collectives: AtomicU64,
+    /// Messages sent to and received from each member.
+    messages: Vec<[AtomicU64; 2]>,
 }
 
 /// One call of an operation.
 struct Call<'g> {
     group: &'g HostGroup,
     header: Header,
+    place: String,
+    ticket: Ticket,
 }
 
 impl HostGroup {
@@ -33,12 +37,32 @@ impl HostGroup {
         // FNV-1a, 64 bit, over name and members.
         let bytes = name.bytes().chain(members.iter().flat_map(|m| (*m as u64).to_le_bytes()));
         let id = bytes.fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
-        HostGroup { endpoint, name: name.into(), id, members, rank, calls: AtomicU64::new(0) }
+        let messages = members.iter().map(|_| Default::default()).collect();
+        HostGroup { endpoint, name: name.into(), id, members, rank, collectives: AtomicU64::new(0), messages }
     }
 
-    fn call(&self, kind: Kind) -> Call<'_> {
-        let number = if kind == Kind::Point { 0 } else { self.calls.fetch_add(1, Ordering::Relaxed) };
-        Call { group: self, header: Header { kind, number } }
+    /// A collective begins, on a buffer of `bytes`.
+    fn collective(&self, operation: Operation, bytes: usize) -> Call<'_> {
+        let number = self.collectives.fetch_add(1, Ordering::Relaxed);
+        self.call(operation, number, None, bytes)
+    }
+
+    /// A message to or from member `with` begins.
+    fn message(&self, operation: Operation, with: usize, bytes: usize) -> Result<Call<'_>> {
+        let Some(counts) = self.messages.get(with).filter(|_| with != self.rank) else {
+            let place = format!("rank {}, {} of group {} (ranks {:?})", self.endpoint.rank, operation.name(), self.name, self.members);
+            return Err(Error::Call { place, what: format!("member {with} is no other member of {}", self.members.len()) });
+        };
+        let number = counts[usize::from(operation == Operation::Recv)].fetch_add(1, Ordering::Relaxed);
+        Ok(self.call(operation, number, Some(self.members[with]), bytes))
+    }
+
+    fn call(&self, operation: Operation, number: u64, peer: Option<usize>, bytes: usize) -> Call<'_> {
+        let (own, name, members) = (self.endpoint.rank, &self.name, &self.members);
+        let place = format!("rank {own}, {} #{number} of group {name} (ranks {members:?})", operation.name());
+        let ticket = self.endpoint.recorder.begin(&self.name, operation, number, peer, bytes);
+        let on_the_way = if operation == Operation::Recv { Operation::Send } else { operation };
+        Call { group: self, header: Header { operation: on_the_way, number }, place, ticket }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {
@@ -48,14 +72,22 @@ impl HostGroup {
 }
 
 impl Call<'_> {
-    fn place(&self) -> String {
-        let Call { group, header } = self;
-        let number = if header.kind == Kind::Point { String::new() } else { format!(" #{}", header.number) };
-        format!("rank {}, {}{number} of group {} (ranks {:?})", group.endpoint.rank, header.kind.name(), group.name, group.members)
+    /// The call is over and its buffers may be used.
+    fn done<'a>(self) -> Result<Pending<'a>> {
+        self.ticket.done();
+        Ok(Pending::done())
+    }
+
+    fn absent(&self, from: usize, absence: Absence) -> Error {
+        let (place, endpoint) = (self.place.clone(), &self.group.endpoint);
+        match absence {
+            Absence::Silent => Error::Timeout { place, from, after: endpoint.patience, found: endpoint.standing_of(from) },
+            Absence::Gone(cause) => Error::Lost { place, from, cause },
+        }
     }
 
     fn fault<T>(&self, what: impl Into<String>) -> Result<T> {
-        Err(Error::Call { place: self.place(), what: what.into() })
+        Err(Error::Call { place: self.place.clone(), what: what.into() })
     }
 
     fn host<'a>(&self, x: View<'a>) -> Result<&'a [u8]> {
@@ -67,25 +99,23 @@ impl Call<'_> {
     }
 
     fn send(&self, to: usize, body: &[u8]) -> Result<()> {
-        let from = self.group.members[to];
-        let sent = self.group.endpoint.link.send(from, self.group.id, self.header, body.to_vec());
-        sent.map_err(|cause| Error::Lost { place: self.place(), from, cause })
+        let to = self.group.members[to];
+        let sent = self.group.endpoint.link.send(to, self.group.id, self.header, body.to_vec());
+        sent.map_err(|absence| self.absent(to, absence))
     }
 
     fn receive(&self, from: usize, size: usize) -> Result<Vec<u8>> {
         let rank = self.group.members[from];
         let endpoint = &self.group.endpoint;
-        let (header, body) = endpoint.mailbox.take(rank, self.group.id, endpoint.patience).map_err(|nothing| match nothing {
-            Nothing::Timeout => Error::Timeout { place: self.place(), from: rank, after: endpoint.patience },
-            Nothing::Gone(cause) => Error::Lost { place: self.place(), from: rank, cause },
-        })?;
+        let taken = endpoint.mailbox.take(rank, self.group.id, endpoint.patience);
+        let (header, body) = taken.map_err(|absence| self.absent(rank, absence))?;
         if header != self.header {
-            let found = format!("it is in {} #{}", header.kind.name(), header.number);
-            return Err(Error::Mismatch { place: self.place(), from: rank, found });
+            let found = format!("it is in {} #{}", header.operation.name(), header.number);
+            return Err(Error::Mismatch { place: self.place.clone(), from: rank, found });
         }
         if body.len() != size {
             let found = format!("it sent {} bytes, {size} were expected", body.len());
-            return Err(Error::Mismatch { place: self.place(), from: rank, found });
+            return Err(Error::Mismatch { place: self.place.clone(), from: rank, found });
         }
         Ok(body)
     }
@@ -136,6 +166,11 @@ impl Call<'_> {
     }
 }
 
+/// Bytes of a buffer.
+fn len_of(x: View) -> usize {
+    x.numel() * x.dtype().size()
+}
+
 impl Comm for HostGroup {
     fn rank(&self) -> usize {
         self.rank
@@ -146,14 +181,14 @@ impl Comm for HostGroup {
     }
 
     fn all_reduce<'a>(&self, mut x: ViewMut<'a>, op: Reduce) -> Result<Pending<'a>> {
-        let call = self.call(Kind::AllReduce);
+        let call = self.collective(Operation::AllReduce, len_of(x.as_view()));
         call.reduce_own_part(x.reborrow(), op)?;
         call.gather_parts(x)?;
-        Ok(Pending::done())
+        call.done()
     }
 
     fn all_gather<'a>(&self, mut out: ViewMut<'a>, x: View<'a>) -> Result<Pending<'a>> {
-        let call = self.call(Kind::AllGather);
+        let call = self.collective(Operation::AllGather, len_of(out.as_view()));
         call.divides(out.numel(), x.numel())?;
         if out.dtype() != x.dtype() {
             return call.fault(format!("{} elements into {}", x.dtype(), out.dtype()));
@@ -162,18 +197,18 @@ impl Comm for HostGroup {
         let start = self.rank * own.len();
         call.host_mut(out.reborrow())?[start..start + own.len()].copy_from_slice(own);
         call.gather_parts(out)?;
-        Ok(Pending::done())
+        call.done()
     }
 
     fn all_gather_in_place<'a>(&self, x: ViewMut<'a>) -> Result<Pending<'a>> {
-        let call = self.call(Kind::AllGather);
+        let call = self.collective(Operation::AllGather, len_of(x.as_view()));
         call.divides(x.numel(), x.numel() / self.size())?;
         call.gather_parts(x)?;
-        Ok(Pending::done())
+        call.done()
     }
 
     fn reduce_scatter<'a>(&self, out: ViewMut<'a>, x: View<'a>) -> Result<Pending<'a>> {
-        let call = self.call(Kind::ReduceScatter);
+        let call = self.collective(Operation::ReduceScatter, len_of(x));
         call.divides(x.numel(), out.numel())?;
         if out.dtype() != x.dtype() {
             return call.fault(format!("{} elements into {}", x.dtype(), out.dtype()));
@@ -190,18 +225,18 @@ impl Comm for HostGroup {
         }
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         bytes::reduce(dtype, Reduce::Sum, &parts, out);
-        Ok(Pending::done())
+        call.done()
     }
 
     fn reduce_scatter_in_place<'a>(&self, x: ViewMut<'a>) -> Result<Pending<'a>> {
-        let call = self.call(Kind::ReduceScatter);
+        let call = self.collective(Operation::ReduceScatter, len_of(x.as_view()));
         call.divides(x.numel(), x.numel() / self.size())?;
         call.reduce_own_part(x, Reduce::Sum)?;
-        Ok(Pending::done())
+        call.done()
     }
 
     fn all_to_all<'a>(&self, out: ViewMut<'a>, receive: &[usize], x: View<'a>, send: &[usize]) -> Result<Pending<'a>> {
-        let call = self.call(Kind::AllToAll);
+        let call = self.collective(Operation::AllToAll, len_of(x));
         let fits = |counts: &[usize], rows: usize| counts.len() == self.size() && counts.iter().sum::<usize>() == rows;
         if !fits(send, x.rows()) || !fits(receive, out.rows()) || x.dtype() != out.dtype() {
             let (sent, received) = (x.rows(), out.rows());
@@ -230,11 +265,14 @@ impl Comm for HostGroup {
                 out[receive[from].clone()].copy_from_slice(&call.receive(from, receive[from].len())?);
             }
         }
-        Ok(Pending::done())
+        call.done()
     }
 
     fn broadcast<'a>(&self, x: ViewMut<'a>, root: usize) -> Result<Pending<'a>> {
-        let call = self.call(Kind::Broadcast);
+        let call = self.collective(Operation::Broadcast, len_of(x.as_view()));
+        if root >= self.size() {
+            return call.fault(format!("there is no member {root} of {}", self.size()));
+        }
         let x = call.host_mut(x)?;
         if root == self.rank {
             for to in self.others() {
@@ -243,30 +281,31 @@ impl Comm for HostGroup {
         } else {
             x.copy_from_slice(&call.receive(root, x.len())?);
         }
-        Ok(Pending::done())
+        call.done()
     }
 
     fn send<'a>(&self, x: View<'a>, to: usize) -> Result<Pending<'a>> {
-        let call = self.call(Kind::Point);
+        let call = self.message(Operation::Send, to, len_of(x))?;
         call.send(to, call.host(x)?)?;
-        Ok(Pending::done())
+        call.done()
     }
 
     fn recv<'a>(&self, x: ViewMut<'a>, from: usize) -> Result<Pending<'a>> {
-        let call = self.call(Kind::Point);
+        let call = self.message(Operation::Recv, from, len_of(x.as_view()))?;
         let x = call.host_mut(x)?;
         x.copy_from_slice(&call.receive(from, x.len())?);
-        Ok(Pending::done())
+        call.done()
     }
 
     fn barrier(&self) -> Result<()> {
-        let call = self.call(Kind::Barrier);
+        let call = self.collective(Operation::Barrier, 0);
         for to in self.others() {
             call.send(to, &[])?;
         }
         for from in self.others() {
             call.receive(from, 0)?;
         }
+        call.ticket.done();
         Ok(())
     }
 }

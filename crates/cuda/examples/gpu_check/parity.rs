@@ -76,6 +76,8 @@ fn table() -> Vec<Case> {
         (vec![1, 3000, 257, 256], 1, 16, heads(16, 2, 128)),
         (vec![700, 5], 2, 5, heads(6, 1, 24)),
         (vec![90, 300], 4, 16, heads(3, 3, 10)),
+        (vec![513, 2, 77], 2, 5, heads(20, 1, 64)),
+        (vec![1000, 17], 1, 16, heads(40, 4, 128)),
     ] {
         all.extend(sequences::paged(&context, new, block, h));
     }

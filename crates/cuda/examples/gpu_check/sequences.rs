@@ -113,7 +113,7 @@ pub fn attention(lengths: &[usize], h: Heads) -> Vec<Case> {
                 i[0].view(),
                 i[1].view(),
                 i[2].view(),
-                PackedSeqs { cu: i[3].view(), longest, keys: None },
+                PackedSeqs { cu: i[3].view(), longest, skip: 0 },
                 scale,
             )
         }))
@@ -123,7 +123,7 @@ pub fn attention(lengths: &[usize], h: Heads) -> Vec<Case> {
         inputs(Case::new(s("attention and grad"), move |ops, i, o| {
             let [out, lse, dq, dk, dv] = take(o)?;
             let [q, k, v, cu, g] = [0, 1, 2, 3, 4].map(|n| i[n].view());
-            let seqs = PackedSeqs { cu, longest, keys: None };
+            let seqs = PackedSeqs { cu, longest, skip: 0 };
             ops.attention(out.view_mut(), lse.view_mut(), q, k, v, seqs, scale)?;
             ops.attention_grad(dq.view_mut(), dk.view_mut(), dv.view_mut(), g, out.view(), lse.view(), q, k, v, seqs, scale)
         }))

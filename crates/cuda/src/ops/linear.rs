@@ -7,11 +7,14 @@ use crate::Cuda;
 use crate::gemm::{Operands, Product};
 use crate::kernels::{Grid, TensorMap, Variant, args};
 use std::ffi::c_void;
-use temper_tensor::{Beta, DType, GroupedGemm, Result, Trans, View, ViewMut};
+use temper_tensor::{Beta, DType, GroupedGemm, Purpose, Result, Tensor, Trans, View, ViewMut};
 
 /// `c` may be f32 while `a` and `b` are bf16, which is how weight gradients accumulate in f32.
 pub fn gemm(cuda: &Cuda, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, beta: Beta) -> Result<()> {
     let op = Op("gemm");
+    if (a.dtype(), b.dtype()) == (DType::F32, DType::BF16) {
+        return mixed(cuda, c, a, ta, b, tb, beta);
+    }
     let dtype = op.activation("a", a.dtype())?;
     let result = op.one_of("c", c.dtype(), &[dtype, DType::F32])?;
     let [m, n] = op.dims("c", c.as_view())?;
@@ -31,6 +34,38 @@ pub fn gemm(cuda: &Cuda, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, bet
     }
     let p = Product { m, n, k, a_transposed: ta == Trans::Yes, b_transposed: tb == Trans::Yes, operands: dtype, result, accumulate };
     Ok(cuda.gemm.run(p, at, !cuda.options.deterministic)?)
+}
+
+/// An f32 `a` beside a bf16 `b`: `a` is taken as the sum of two bf16 parts, which keeps 16 bits of each element. An f32 `c` adds the product
+/// of each part up; a bf16 `c`, which must be rounded once, is one product of twice the depth, `b` being repeated.
+fn mixed(cuda: &Cuda, mut c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, beta: Beta) -> Result<()> {
+    let op = Op("gemm");
+    let ([a0, a1], [b0, b1]) = (op.dims("a", a)?, op.dims("b", b)?);
+    if a0 * a1 == 0 {
+        // No depth, or no result: nothing to split.
+        let empty = cuda.tensor(DType::BF16, a.shape())?;
+        return gemm(cuda, c, empty.view(), ta, b, tb, beta);
+    }
+    if c.dtype() == DType::F32 {
+        let parts = in_two(cuda, op, "a", a, a0 * a1, &[2, a0, a1])?;
+        gemm(cuda, c.reborrow(), parts.view().index(0), ta, b, tb, beta)?;
+        return gemm(cuda, c, parts.view().index(1), ta, b, tb, Beta::One);
+    }
+    let a = if ta == Trans::Yes { in_two(cuda, op, "a", a, a0 * a1, &[2 * a0, a1])? } else { in_two(cuda, op, "a", a, a1, &[a0, 2 * a1])? };
+    let b = if tb == Trans::Yes { in_two(cuda, op, "b", b, b1, &[b0, 2 * b1])? } else { in_two(cuda, op, "b", b, b0 * b1, &[2 * b0, b1])? };
+    gemm(cuda, c, a.view(), ta, b.view(), tb, beta)
+}
+
+/// Rows of `row` elements of `x` as two bf16 parts side by side (f32), or twice (bf16), seen as `shape`.
+fn in_two(cuda: &Cuda, op: Op, what: &'static str, x: View, row: usize, shape: &[usize]) -> Result<Tensor> {
+    let before = cuda.set_purpose(Purpose::Workspace);
+    let out = cuda.tensor(DType::BF16, shape);
+    cuda.set_purpose(before);
+    let out = out?;
+    let kernel = if x.dtype() == DType::F32 { "split_f32" } else { "repeat_bf16" };
+    let a = args![op.address("parts", out.view())?, op.address(what, x)?, x.numel(), row];
+    cuda.kernels.launch("convert.cu", Variant::PLAIN, kernel, Grid::line(cuda.flat_blocks(x.numel()), 256), a)?;
+    Ok(out)
 }
 
 pub fn add_bias(c: &Cuda, y: ViewMut, bias: View) -> Result<()> {

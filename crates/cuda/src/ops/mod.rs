@@ -19,8 +19,8 @@ pub use optimizer::AdamWTypes;
 use crate::Cuda;
 use check::{Op, vectors};
 use temper_tensor::{
-    AdamW, AdamWState, Balance, Beta, DType, GroupedGemm, MemoryUse, Ops, PackedSeqs, PagedSeqs, Purpose, Result, RopeTable, RouterGrad,
-    Stamp, Tensor, Trans, View, ViewMut,
+    AdamW, AdamWState, AttentionSizes, Balance, Beta, DType, GroupedGemm, MemoryUse, Ops, PackedSeqs, PagedSeqs, Purpose, Result,
+    RopeTable, RouterGrad, Stamp, Tensor, Trans, View, ViewMut,
 };
 
 impl Cuda {
@@ -152,6 +152,9 @@ impl Ops for Cuda {
         qkv::grad_weight(self, dwq, dwk, dq, dk, qkv, rstd, rope, positions)
     }
 
+    fn prepare_attention(&self, sizes: &[AttentionSizes]) {
+        attention::prepare(self, sizes);
+    }
     fn attention(&self, o: ViewMut, lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()> {
         attention::forward(self, o, lse, q, k, v, seqs, scale)
     }

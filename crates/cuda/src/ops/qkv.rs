@@ -25,8 +25,8 @@ fn common(op: Op, q: View, k: View, qkv: View, rope: RopeTable, positions: View)
     let dtype = op.activation("qkv", qkv.dtype())?;
     let [t, nq, d] = op.dims("q", q)?;
     let [_, nk, _] = op.dims("k", k)?;
-    if d == 0 || d % 2 != 0 || nk == 0 {
-        return op.wrong("q", q, "[T, Nq, D] with D even, and at least one key head");
+    if d == 0 || d % 2 != 0 || d > 256 || nk == 0 {
+        return op.wrong("q", q, "[T, Nq, D] with D even and at most 256, and at least one key head");
     }
     let [p, _] = op.dims("rope.cos", rope.cos)?;
     Ok(Common {
@@ -51,8 +51,10 @@ impl Common {
         (v, (self.d / 2).div_ceil(v.width()).next_power_of_two().min(32))
     }
 
-    fn grid(&self, lanes: usize) -> Grid {
-        Grid::line((self.t * (self.nq + 2 * self.nk) * lanes).div_ceil(256), 256)
+    /// Warps that share the heads of a token, each lane of them holding `batch` heads, and a grid with all of them.
+    fn warps(&self, lanes: usize, batch: usize) -> (usize, Grid) {
+        let warps = (self.nq + 2 * self.nk).div_ceil(batch * 32 / lanes);
+        (warps, Grid::line((self.t * warps).div_ceil(4), 128))
     }
 }
 
@@ -81,8 +83,9 @@ pub fn prepare(
         r = op.output("rstd", &rstd, DType::F32, &[x.t, x.nq + x.nk])?;
     }
     let (variant, lanes) = x.shape(&[q, k, v, wq, wk]);
-    let a = args![q, k, v, r, x.qkv, wq, wk, eps as f32, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, lanes];
-    Ok(c.kernels.launch(FILE, variant, "qkv_prepare", x.grid(lanes), a)?)
+    let (warps, grid) = x.warps(lanes, variant.width().div_ceil(2));
+    let a = args![q, k, v, r, x.qkv, wq, wk, eps as f32, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, warps, lanes];
+    Ok(c.kernels.launch(FILE, variant, "qkv_prepare", grid, a)?)
 }
 
 pub fn grad_input(
@@ -108,8 +111,9 @@ pub fn grad_input(
         r = op.input("norm rstd", s, DType::F32, &[x.t, x.nq + x.nk])?;
     }
     let (variant, lanes) = x.shape(&[out, dq, dk, dv, wq, wk]);
-    let a = args![out, dq, dk, dv, x.qkv, wq, wk, r, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, lanes];
-    Ok(c.kernels.launch(FILE, variant, "qkv_prepare_grad_input", x.grid(lanes), a)?)
+    let (warps, grid) = x.warps(lanes, variant.width().div_ceil(4));
+    let a = args![out, dq, dk, dv, x.qkv, wq, wk, r, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, warps, lanes];
+    Ok(c.kernels.launch(FILE, variant, "qkv_prepare_grad_input", grid, a)?)
 }
 
 pub fn grad_weight(

@@ -61,7 +61,8 @@ pub fn sum_squares(c: &Cuda, out: ViewMut, x: View) -> Result<()> {
     let dtype = op.activation("x", x.dtype())?;
     let (o, p) = (op.output("out", &out, DType::F64, &[1])?, op.address("x", x)?);
     let n = x.numel();
-    let parts = n.div_ceil(256 * 16).min(1024);
+    // One wave: six blocks fit a multiprocessor. `finish_squares` takes at most 1024.
+    let parts = n.div_ceil(256 * 16).min(c.device.multiprocessors * 6).min(1024);
     if parts == 0 {
         return Ok(());
     }

@@ -15,6 +15,7 @@ use pattern::id;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
+use temper_tensor::AttentionSizes as Sizes;
 
 /// Oldest version whose packed backward was checked for head sizes up to 128.
 const OLDEST: usize = 91400;
@@ -24,23 +25,6 @@ const OLDEST_FOR_256: usize = 91900;
 const MOST_DENSE: usize = 4;
 /// Lengths that get a dense plan are multiples of this, so that lone documents of any length do not use up the plans.
 const DENSE_STEP: usize = 128;
-
-/// Sizes of a call.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    /// Tokens of the packed batch.
-    pub tokens: usize,
-    /// Sequences.
-    pub sequences: usize,
-    /// Tokens of the longest.
-    pub longest: usize,
-    /// Query heads.
-    pub q_heads: usize,
-    /// Key heads.
-    pub k_heads: usize,
-    /// Head size.
-    pub head: usize,
-}
 
 /// Device addresses of a call: tensors as in `Ops::attention` and `Ops::attention_grad`.
 #[derive(Clone, Copy, Default)]
@@ -120,6 +104,29 @@ impl Sdpa {
             64 | 96 | 128 => true,
             256 => self.version >= OLDEST_FOR_256,
             _ => false,
+        }
+    }
+
+    /// Compiles the plans of calls to come, in a thread of its own: a call that comes before a plan is done waits for it. What fails here
+    /// fails again, with its error, in the call.
+    pub fn prepare(self: &Arc<Self>, calls: Vec<Sizes>, backward: bool) {
+        let sdpa = self.clone();
+        let work = move || -> Result<()> {
+            sdpa.device.bind()?;
+            for sizes in calls {
+                let mut s = sdpa.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let shape = s.shape(sizes);
+                s.plans(&sdpa.lib, shape, backward)?;
+            }
+            Ok(())
+        };
+        let report = move || {
+            if let Err(e) = work() {
+                tracing::debug!(error = %e, "an attention plan was not made in advance");
+            }
+        };
+        if let Err(e) = std::thread::Builder::new().name("attention-plans".into()).spawn(report) {
+            tracing::debug!(error = %e, "no thread for attention plans: the first step makes them");
         }
     }
 

@@ -29,15 +29,20 @@ library!(
         fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> c_int;
         fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) -> c_int;
         fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) -> c_int;
+        fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice) -> c_int;
         fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> c_int;
         fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> c_int;
         fn cuCtxSetCurrent(context: CUcontext) -> c_int;
         fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> c_int;
+        fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int) -> c_int;
+        fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> c_int;
+        fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> c_int;
         fn cuStreamDestroy_v2(stream: CUstream) -> c_int;
         fn cuStreamSynchronize(stream: CUstream) -> c_int;
         fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> c_int;
         fn cuEventDestroy_v2(event: CUevent) -> c_int;
         fn cuEventRecord(event: CUevent, stream: CUstream) -> c_int;
+        fn cuEventQuery(event: CUevent) -> c_int;
         fn cuEventSynchronize(event: CUevent) -> c_int;
         fn cuEventElapsedTime(ms: *mut f32, start: CUevent, end: CUevent) -> c_int;
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int;
@@ -76,6 +81,9 @@ library!(
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub const OUT_OF_MEMORY: c_int = 2;
+
+/// `CUDA_ERROR_NOT_READY`.
+pub const NOT_READY: c_int = 600;
 
 impl Driver {
     /// Turns a status into an error that names the call.

@@ -9,6 +9,7 @@
 pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;
+pub mod nccl;
 pub mod nvrtc;
 mod search;
 

@@ -67,18 +67,11 @@ impl Sequence {
 /// The sequences of a batch of `t` queries and `s` keys, checked.
 pub(super) fn sequences(op: Op, seqs: PackedSeqs, t: usize, s: usize) -> Result<Vec<Sequence>> {
     let [b1] = op.dims("cu_seqlens", seqs.cu.shape())?;
-    let queries = op.read::<i32>("cu_seqlens", seqs.cu, &[b1])?;
-    op.bounds("cu_seqlens", queries, t)?;
-    let keys = match seqs.keys {
-        Some(keys) => op.read::<i32>("cu_seqlens of the keys", keys.cu, &[b1])?,
-        None => queries,
-    };
-    op.bounds("cu_seqlens of the keys", keys, s)?;
-    let range = |cu: &[i32]| cu[0] as usize..cu[1] as usize;
-    let all: Vec<Sequence> = queries.windows(2).zip(keys.windows(2)).map(|(q, k)| Sequence { queries: range(q), keys: range(k) }).collect();
-    let fits = all.iter().all(|s| s.keys.len() >= s.queries.len());
-    op.require(fits, "cu_seqlens of the keys", &[b1], "at least as many keys as queries in each sequence")?;
-    Ok(all)
+    let cu = op.read::<i32>("cu_seqlens", seqs.cu, &[b1])?;
+    op.bounds("cu_seqlens", cu, s)?;
+    op.require(s == seqs.skip + t, "k", &[s], "as many keys as queries and skipped rows")?;
+    let query = |key: i32| (key as usize).saturating_sub(seqs.skip);
+    Ok(cu.windows(2).map(|w| Sequence { queries: query(w[0])..query(w[1]), keys: w[0] as usize..w[1] as usize }).collect())
 }
 
 /// A run of queries of a sequence.

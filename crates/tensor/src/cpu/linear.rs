@@ -7,9 +7,10 @@ use super::{
     args::Op,
     float::{Float, accumulate},
     matmul::{Mat, MatMut, product},
+    memory,
     tasks::{rows_per_task, split_lengths},
 };
-use crate::{Beta, GroupedGemm, Result, Trans, View, ViewMut};
+use crate::{Beta, DType, Error, GroupedGemm, Result, Tensor, Trans, View, ViewMut};
 use std::ops::Range;
 
 /// Rows of one task of a grouped product; above 64, so that `gemm` blocks k alike in every task.
@@ -31,6 +32,27 @@ pub(super) fn gemm<T: Float>(cpu: &Cpu, c: ViewMut, a: View, ta: Trans, b: View,
     let view = |x, rows, cols, t| if t == Trans::No { Mat::new(x, rows, cols) } else { Mat::new(x, rows, cols).t() };
     cpu.matmul(c, view(a, a0, a1, ta), view(b, b0, b1, tb), beta);
     Ok(())
+}
+
+/// [`Ops::gemm`](crate::Ops::gemm) with a bf16 `b`, computed in f32.
+pub(super) fn gemm_mixed(cpu: &Cpu, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, beta: Beta) -> Result<()> {
+    for (what, found) in [("a", a.dtype()), ("c", c.dtype())] {
+        if ![DType::F32, DType::BF16].contains(&found) {
+            return Err(Error::DType { op: "gemm", what, found, expected: "float32 or bfloat16, beside a bfloat16 b".into() });
+        }
+    }
+    let wide = |x: View| -> Result<Tensor> {
+        let mut y = cpu.pooled(DType::F32, x.shape())?;
+        memory::copy(cpu, y.view_mut(), x)?;
+        Ok(y)
+    };
+    let (a, b) = (wide(a)?, wide(b)?);
+    if c.dtype() == DType::F32 {
+        return gemm::<f32>(cpu, c, a.view(), ta, b.view(), tb, beta);
+    }
+    let mut exact = wide(c.as_view())?;
+    gemm::<f32>(cpu, exact.view_mut(), a.view(), ta, b.view(), tb, beta)?;
+    memory::copy(cpu, c, exact.view())
 }
 
 /// See [`Ops::add_bias`](crate::Ops::add_bias).

@@ -1,5 +1,5 @@
 //! The CPU backend: the normative one. Every operation of [`Ops`] in f64 and f32; bf16 and f16 are storage only
-//! (making, copying and converting).
+//! (making, copying and converting), but for products with a bf16 operand.
 //!
 //! Each file holds some operations as functions generic over `float::Float`, which check their arguments and then
 //! run their tasks (`tasks`) on the backend's own threads. Products go through `matmul`.
@@ -121,6 +121,9 @@ impl Ops for Cpu {
     }
 
     fn gemm(&self, c: ViewMut, a: View, ta: Trans, b: View, tb: Trans, beta: Beta) -> Result<()> {
+        if b.dtype() == DType::BF16 {
+            return linear::gemm_mixed(self, c, a, ta, b, tb, beta);
+        }
         typed!("gemm", "a", a.dtype(), T => linear::gemm::<T>(self, c, a, ta, b, tb, beta))
     }
     fn add_bias(&self, y: ViewMut, bias: View) -> Result<()> {

@@ -167,16 +167,9 @@ pub(crate) fn attention(name: &'static str, q: View, k: View, seqs: PackedSeqs, 
 /// Sum of the squared lengths of the sequences. Of lengths that lie on a device only the longest and their number are known: then it
 /// is what they sum to at least, which is exact when all are equal.
 fn squares(tokens: usize, seqs: PackedSeqs) -> f64 {
-    if let Some(keys) = seqs.keys {
-        // n queries at the end of m keys see n * m - n * n / 2 of them.
-        let twice = |n: f64, m: f64| n * (2.0 * m - n);
-        return match (seqs.cu.as_slice::<i32>(), keys.cu.as_slice::<i32>()) {
-            (Some(q), Some(k)) => {
-                let lengths = |cu: &[i32]| cu.windows(2).map(|w| f64::from(w[1] - w[0])).collect::<Vec<_>>();
-                lengths(q).into_iter().zip(lengths(k)).map(|(n, m)| twice(n, m)).sum()
-            }
-            _ => twice(seqs.longest as f64, keys.longest as f64),
-        };
+    if seqs.skip > 0 {
+        // Of one sequence of S keys, T queries at its end see S^2 / 2 - skip^2 / 2 of them: the most there can be.
+        return ((tokens + seqs.skip) as f64).powi(2) - (seqs.skip as f64).powi(2);
     }
     if let Some(cu) = seqs.cu.as_slice::<i32>() {
         return cu.windows(2).map(|w| f64::from(w[1] - w[0]).powi(2)).sum();
@@ -251,12 +244,12 @@ mod tests {
     fn attention_counts_what_each_document_sees() {
         let (q, k) = (zeros(&[8, 4, 16]), zeros(&[8, 2, 16]));
         let cu = Tensor::from_vec(vec![0i32, 3, 8], &[3]);
-        let packed = PackedSeqs { cu: cu.view(), longest: 5, keys: None };
+        let packed = PackedSeqs { cu: cu.view(), longest: 5, skip: 0 };
         let call = attention("attention", q.view(), k.view(), packed, 2.0);
         assert_eq!(call.flops, 2.0 * 2.0 * (9.0 + 25.0) / 2.0 * 4.0 * 16.0);
         // As DESIGN counts a layer: 2 * heads * head_dim * seq a token forward, and 2.5 times as much backward.
         let cu = Tensor::from_vec(vec![0i32, 8], &[2]);
-        let whole = PackedSeqs { cu: cu.view(), longest: 8, keys: None };
+        let whole = PackedSeqs { cu: cu.view(), longest: 8, skip: 0 };
         let forward = attention("attention", q.view(), k.view(), whole, 2.0).flops;
         assert_eq!(forward, 8.0 * 2.0 * 4.0 * 16.0 * 8.0);
         assert_eq!(attention("attention_grad", q.view(), k.view(), whole, 5.0).flops, 2.5 * forward);
@@ -266,8 +259,8 @@ mod tests {
     #[test]
     fn unknown_lengths_are_bounded_from_below() {
         let hidden = |n: usize| Tensor::new(crate::Buffer::Device(Box::new(Hidden(n))), &[n + 1]);
-        assert_eq!(squares(4096, PackedSeqs { cu: hidden(4).view(), longest: 1024, keys: None }), 4.0 * 1024.0 * 1024.0);
-        assert_eq!(squares(10, PackedSeqs { cu: hidden(3).view(), longest: 6, keys: None }), 36.0 + 8.0);
-        assert_eq!(squares(10, PackedSeqs { cu: hidden(1).view(), longest: 10, keys: None }), 100.0);
+        assert_eq!(squares(4096, PackedSeqs { cu: hidden(4).view(), longest: 1024, skip: 0 }), 4.0 * 1024.0 * 1024.0);
+        assert_eq!(squares(10, PackedSeqs { cu: hidden(3).view(), longest: 6, skip: 0 }), 36.0 + 8.0);
+        assert_eq!(squares(10, PackedSeqs { cu: hidden(1).view(), longest: 10, skip: 0 }), 100.0);
     }
 }

@@ -147,6 +147,9 @@ impl Ops for Traced {
         self.run(call, |o| o.qk_norm_grad_weight(dwq.reborrow(), dwk.reborrow(), dq, dk, qkv, rstd, rope, positions))
     }
 
+    fn prepare_attention(&self, sizes: &[AttentionSizes]) {
+        self.inner.prepare_attention(sizes);
+    }
     fn attention(&self, mut o: ViewMut, mut lse: ViewMut, q: View, k: View, v: View, seqs: PackedSeqs, scale: f64) -> Result<()> {
         let call = cost::attention("attention", q, k, seqs, 2.0).read(q).read(k).read(v).write(&o).write(&lse);
         self.run(call, |ops| ops.attention(o.reborrow(), lse.reborrow(), q, k, v, seqs, scale))

@@ -1,7 +1,7 @@
 //! Attention over packed sequences and over a paged cache.
 
 use super::{Bench, inner, numeric_grad};
-use temper_tensor::{PackedKeys, PackedSeqs, PagedSeqs, Tensor};
+use temper_tensor::{PackedSeqs, PagedSeqs, Tensor};
 
 const SCALE: f64 = 0.4;
 
@@ -40,7 +40,7 @@ fn bounds(lengths: &[usize]) -> Vec<usize> {
 }
 
 fn packed<'a>(cu: &'a Tensor, lengths: &[usize]) -> PackedSeqs<'a> {
-    PackedSeqs { cu: cu.view(), longest: lengths.iter().copied().max().unwrap_or(0), keys: None }
+    PackedSeqs { cu: cu.view(), longest: lengths.iter().copied().max().unwrap_or(0), skip: 0 }
 }
 
 pub fn forward(b: &mut Bench, lengths: &'static [usize], nq: usize, nk: usize, d: usize) {
@@ -84,48 +84,30 @@ pub fn backward(b: &mut Bench, lengths: &'static [usize], nq: usize, nk: usize, 
     b.check_grad("dv", &dv, || numeric_grad(&v.host, |v| loss(&q.host, &k.host, v)));
 }
 
-/// Sequences of (queries, keys): the queries are those of the last tokens.
-pub fn later_queries(b: &mut Bench, seqs: &'static [(usize, usize)], nq: usize, nk: usize, d: usize) {
-    let lengths: Vec<usize> = seqs.iter().map(|s| s.1).collect();
-    let counts: Vec<usize> = seqs.iter().map(|s| s.0).collect();
-    let (t, s) = (counts.iter().sum(), lengths.iter().sum());
-    // The queries of all tokens, of which the operation is given the last of each sequence.
+/// The first `skip` rows of the packed sequences have no queries.
+pub fn later_queries(b: &mut Bench, lengths: &'static [usize], skip: usize, nq: usize, nk: usize, d: usize) {
+    let s: usize = lengths.iter().sum();
+    let t = s - skip;
     let all = b.randn(&[s, nq, d], 1.0).host;
     let (k, v, dout) = (b.randn(&[s, nk, d], 1.0), b.randn(&[s, nk, d], 1.0), b.randn(&[t, nq, d], 1.0));
-    let ends = bounds(&lengths);
-    let late = |x: &[f64], width: usize| -> Vec<f64> {
-        let rows = seqs.iter().zip(&ends[1..]).flat_map(|(s, &end)| end - s.0..end);
-        rows.flat_map(|row| x[row * width..(row + 1) * width].to_vec()).collect()
-    };
-    let q = b.input(&[t, nq, d], late(&all, nq * d));
-    let with_queries = |q: &[f64]| {
-        let (mut all, mut row) = (all.clone(), 0);
-        for (s, &end) in seqs.iter().zip(&ends[1..]) {
-            all[(end - s.0) * nq * d..end * nq * d].copy_from_slice(&q[row * nq * d..(row + s.0) * nq * d]);
-            row += s.0;
-        }
-        all
-    };
+    let q = b.input(&[t, nq, d], all[skip * nq * d..].to_vec());
     let expected = |q: &[f64], k: &[f64], v: &[f64]| {
-        let (o, lse) = naive(&with_queries(q), k, v, &lengths, nq, nk, d);
-        (late(&o, nq * d), late(&lse, nq))
+        let (o, lse) = naive(&[&all[..skip * nq * d], q].concat(), k, v, lengths, nq, nk, d);
+        (o[skip * nq * d..].to_vec(), lse[skip * nq..].to_vec())
     };
-    let (cu_q, cu_k) = (b.indices(&[seqs.len() + 1], &bounds(&counts)), b.indices(&[seqs.len() + 1], &ends));
-    let longest = |n: &[usize]| n.iter().copied().max().unwrap_or(0);
-    let keys = Some(PackedKeys { cu: cu_k.view(), longest: longest(&lengths) });
-    let packed = PackedSeqs { cu: cu_q.view(), longest: longest(&counts), keys };
+    let cu = b.indices(&[lengths.len() + 1], &bounds(lengths));
+    let seqs = PackedSeqs { skip, ..packed(&cu, lengths) };
     let (mut o, mut lse) = (b.output(&[t, nq, d]), b.stat_output(&[t, nq]));
-    b.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), packed, SCALE).unwrap();
+    b.ops.attention(o.view_mut(), lse.view_mut(), q.view(), k.view(), v.view(), seqs, SCALE).unwrap();
     b.check("o", &o, || expected(&q.host, &k.host, &v.host).0);
     b.check("lse", &lse, || expected(&q.host, &k.host, &v.host).1);
 
     let (o, lse) = expected(&q.host, &k.host, &v.host);
     let (o, lse) = (b.input(&[t, nq, d], o), b.stat(&[t, nq], lse));
     let (mut dq, mut dk, mut dv) = (b.output(&[t, nq, d]), b.output(&[s, nk, d]), b.output(&[s, nk, d]));
-    let (dout_view, o, lse) = (dout.view(), o.view(), lse.view());
+    let (saved, inputs) = ((dout.view(), o.view(), lse.view()), (q.view(), k.view(), v.view()));
     let outputs = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-    let inputs = (q.view(), k.view(), v.view());
-    b.ops.attention_grad(outputs.0, outputs.1, outputs.2, dout_view, o, lse, inputs.0, inputs.1, inputs.2, packed, SCALE).unwrap();
+    b.ops.attention_grad(outputs.0, outputs.1, outputs.2, saved.0, saved.1, saved.2, inputs.0, inputs.1, inputs.2, seqs, SCALE).unwrap();
     let loss = |q: &[f64], k: &[f64], v: &[f64]| inner(&expected(q, k, v).0, &dout.host);
     b.check_grad("dq", &dq, || numeric_grad(&q.host, |q| loss(q, &k.host, &v.host)));
     b.check_grad("dk", &dk, || numeric_grad(&k.host, |k| loss(&q.host, k, &v.host)));

@@ -96,6 +96,30 @@ pub fn gemm(bench: &mut Bench, m: usize, n: usize, k: usize, ta: Trans, tb: Tran
     });
 }
 
+/// A bf16 `b` beside an `a` of type `ta_type`, into a `c` of type `c_type`: whole numbers, so that every type has one right answer. Neighbours
+/// in `a` are beyond the 8 bits of bf16 and cancel, but for a rest that `c` can hold.
+pub fn gemm_mixed(bench: &mut Bench, a_type: DType, c_type: DType, ta: Trans, tb: Trans, beta: Beta) {
+    let [m, n, k] = [67, 72, 130];
+    let small = |i: usize| (i * 7 % 5) as f64 - 2.0;
+    let large = if a_type == DType::F32 { 4096.0 + 7.0 } else { 0.0 };
+    let (a_at, b_at) = (|i: usize, l: usize| large + small(i + l / 2 * (l % 2)), |l: usize, j: usize| [1.0, -1.0][(l + j) % 2]);
+    let matrix = |rows: usize, cols: usize, t: Trans, at: &dyn Fn(usize, usize) -> f64| -> (Vec<f64>, [usize; 2]) {
+        let values = (0..rows * cols).map(|e| if t == Trans::Yes { at(e % rows, e / rows) } else { at(e / cols, e % cols) });
+        (values.collect(), if t == Trans::Yes { [cols, rows] } else { [rows, cols] })
+    };
+    let ((a, a_shape), (b, b_shape)) = (matrix(m, k, ta, &a_at), matrix(k, n, tb, &b_at));
+    let a = bench.typed_input(a_type, a_type, &a_shape, a);
+    let b = bench.typed_input(DType::BF16, DType::BF16, &b_shape, b);
+    let mut c = bench.typed_input(c_type, c_type, &[m, n], (0..m * n).map(|i| (i % 9) as f64).collect());
+    bench.ops.gemm(c.tensor.view_mut(), a.view(), ta, b.view(), tb, beta).unwrap();
+    bench.check("c", &c.tensor, || {
+        let fresh = product(&a.host, ta == Trans::Yes, &b.host, tb == Trans::Yes, [m, n, k]);
+        let sum = if beta == Beta::One { plus(&c.host, &fresh) } else { fresh };
+        assert!(sum.iter().all(|x| x.abs() <= 256.0), "c holds whole numbers up to 256 in every type");
+        sum
+    });
+}
+
 pub fn bias(b: &mut Bench, t: usize, n: usize) {
     let (mut y, bias, mut dbias) = (b.randn(&[t, n], 1.0), b.randn(&[n], 1.0), b.randn(&[n], 1.0));
     b.ops.add_bias(y.tensor.view_mut(), bias.view()).unwrap();

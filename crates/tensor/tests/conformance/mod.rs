@@ -99,7 +99,8 @@ impl<'a> Bench<'a> {
         self.stat(shape, values)
     }
 
-    fn typed_input(&self, dtype: DType, rounding: DType, shape: &[usize], values: Vec<f64>) -> Input {
+    /// The given values, rounded to `rounding`, of a type of their own.
+    pub fn typed_input(&self, dtype: DType, rounding: DType, shape: &[usize], values: Vec<f64>) -> Input {
         let host: Vec<f64> = values.into_iter().map(|x| self.rounded(x, rounding)).collect();
         let on_host = Tensor::from_vec(host.clone(), shape);
         let mut tensor = self.ops.alloc(dtype, shape).unwrap();

@@ -1,7 +1,7 @@
 //! The shapes: none, one, odd, and beyond the blocks in which backends work.
 
 use super::{Bench, Case, attention, dense, moe, norm};
-use temper_tensor::{Balance, Beta, GroupedGemm, Trans};
+use temper_tensor::{Balance, Beta, DType, GroupedGemm, Trans};
 
 /// Every operation at every shape.
 pub fn cases() -> Vec<Case> {
@@ -30,6 +30,12 @@ pub fn cases() -> Vec<Case> {
                     case!(dense::gemm, m, n, k, ta, tb, beta);
                 }
             }
+        }
+    }
+    for (a, c) in [(DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::F32, DType::BF16)] {
+        for (ta, tb) in [(Trans::No, Trans::No), (Trans::No, Trans::Yes), (Trans::Yes, Trans::No)] {
+            case!(dense::gemm_mixed, a, c, ta, tb, Beta::Zero);
+            case!(dense::gemm_mixed, a, c, ta, tb, Beta::One);
         }
     }
     for (t, n) in [(0, 4), (1, 1), (5, 7), (130, 300)] {
@@ -61,8 +67,10 @@ pub fn cases() -> Vec<Case> {
         case!(attention::backward, lengths, nq, nk, d);
     }
     case!(attention::forward, &[300, 129, 64], 6, 3, 16);
-    for (seqs, nq, nk, d) in [(&[(1, 1)][..], 1, 1, 2), (&[(2, 5), (0, 3), (4, 4)], 4, 2, 4), (&[(65, 200), (3, 140)], 2, 1, 4)] {
-        case!(attention::later_queries, seqs, nq, nk, d);
+    for (lengths, skip, nq, nk, d) in
+        [(&[1][..], 0, 1, 1, 2), (&[5, 0, 4], 3, 4, 2, 4), (&[70, 3], 65, 2, 1, 8), (&[3, 140], 3, 2, 2, 8), (&[6, 150, 9], 40, 4, 2, 4)]
+    {
+        case!(attention::later_queries, lengths, skip, nq, nk, d);
     }
     case!(attention::paged, &[(1, 1)], 1, 1, 2, 4);
     case!(attention::paged, &[(1, 9), (0, 3), (5, 5), (3, 20)], 4, 2, 8, 4);

@@ -10,11 +10,11 @@ use temper_tensor::{Rng, Tensor, ViewMut};
 /// Normals that are drawn; larger tensors repeat them. Eight (for aligned copies) times a prime, so that no rows of a matrix are equal.
 const BLOCK: usize = 8 * 131_071;
 
-/// The micro-batches of a step: tokens of the whole vocabulary, each with a random target.
-pub fn batch(work: &Work, vocab: usize, seed: u64) -> StepBatch {
+/// The micro-batches of a step: tokens of the whole vocabulary, each with a random target; the same for each of `replicas`.
+pub fn batch(work: &Work, vocab: usize, seed: u64, replicas: usize) -> StepBatch {
     let mut rng = Rng::new(seed, 0);
-    let micro = (0..work.accumulate).map(|_| micro_batch(work, vocab, &mut rng)).collect();
-    StepBatch { micro, epoch: 0.0 }
+    let own = (0..work.accumulate).map(|_| micro_batch(work, vocab, &mut rng));
+    StepBatch { micro: own.flat_map(|m| vec![m; replicas]).collect(), epoch: 0.0 }
 }
 
 fn micro_batch(work: &Work, vocab: usize, rng: &mut Rng) -> MicroBatch {
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn documents_end_with_their_sequence() {
-        let batch = batch(&work(10, 2, 3, 4), 50, 7);
+        let batch = batch(&work(10, 2, 3, 4), 50, 7, 1);
         assert_eq!((batch.micro.len(), batch.tokens(), batch.trained_tokens()), (3, 60, 60));
         let micro = &batch.micro[0];
         assert_eq!(micro.cu_seqlens, [0, 4, 8, 10, 14, 18, 20]);

@@ -2,14 +2,17 @@
 //!
 //! Legend: S tokens of a sequence, B sequences of a micro-batch, A micro-batches of a step.
 
+mod alone;
 mod input;
 mod operations;
 mod report;
 
 pub use operations::{OperationRow, operations};
-pub use report::{Memory, PhaseTime, Shape, Spread, StepReport, Work};
+pub use report::{Memory, PhaseTime, RankOf, Shape, Spread, StepReport, Work};
 
+use self::alone::AloneWorld;
 use crate::device::Device;
+use crate::layout::Layout;
 use crate::measure::Flops;
 use crate::precision::Precision;
 use crate::setup;
@@ -18,7 +21,8 @@ use crate::{Error, Result};
 use std::{sync::Arc, time::Instant};
 use temper_config::{Arch, Config, Resolved};
 use temper_data::StepBatch;
-use temper_model::Model;
+use temper_model::param::{Param, Shard};
+use temper_model::{Model, Portion, Ranks, declare};
 use temper_tensor::{DType, Level, Ops, Phase, Recording, Traced};
 
 /// Most tokens of a step: what they are drawn into takes 16 bytes each on the host.
@@ -31,8 +35,21 @@ pub struct Options {
     pub layers: Option<usize>,
     /// Tokens of a document; a sequence is packed with them (the last one shorter). One document per sequence when absent.
     pub doc_len: Option<usize>,
+    /// One rank of a layout instead of a whole model, the other ranks not there.
+    pub as_rank: Option<AsRank>,
     /// When the program started.
     pub started: Instant,
+}
+
+/// Which rank of which layout.
+#[derive(Clone, Debug)]
+pub struct AsRank {
+    /// The rank.
+    pub rank: usize,
+    /// The layout.
+    pub layout: Layout,
+    /// The layout in the user's words.
+    pub name: String,
 }
 
 /// A model ready to be measured.
@@ -44,9 +61,26 @@ pub struct Bench {
     device: Option<Device>,
     flops: Flops,
     shape: Shape,
+    rank: Option<RankOf>,
+    /// Ranks that share the work of a step.
+    world: f64,
     work: Work,
     started: Instant,
     startup_s: f64,
+}
+
+impl AsRank {
+    /// The rank's groups, of which nobody else is there, and its part of the model.
+    fn place(&self, arch: &Arch, ops: Arc<dyn Ops>) -> Result<(Ranks, Portion)> {
+        let AsRank { rank, layout, .. } = self;
+        let size = layout.axes.world();
+        if *rank >= size {
+            return Err(Error::Input(format!("--as-rank {rank}: the layout has ranks 0 to {}", size - 1)));
+        }
+        let ranks = layout.ranks(&AloneWorld::new(ops, *rank, size), arch)?;
+        let portion = layout.portion(arch, &ranks)?;
+        Ok((ranks, portion))
+    }
 }
 
 impl Bench {
@@ -59,18 +93,26 @@ impl Bench {
         let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
         let work = work(config, options, precision)?;
-        let model = setup::network(config, &arch, precision, &*ops)?;
-        must_fit(&model, &work, precision, &*ops)?;
-        let batch = input::batch(&work, arch.vocab, config.train.seed);
-        let traced = Arc::new(Traced::new(ops));
-        let mut trainer = setup::configured(config, model, precision, work.doc_len, traced.clone())?;
+        let traced = Arc::new(Traced::new(ops.clone()));
+        let (ranks, portion) = match &options.as_rank {
+            None => (Ranks::single().clone(), Portion::whole(&arch)),
+            Some(as_rank) => as_rank.place(&arch, traced.clone())?,
+        };
+        let model = setup::network(config, &arch, &portion, precision, &*ops)?;
+        must_fit(&model, &work, precision, &ranks, &*ops)?;
+        let batch = input::batch(&work, arch.vocab, config.train.seed, ranks.mesh.axes.dp);
+        setup::announce_attention(&*ops, &portion.seat.arch(&arch)?, precision, &batch);
+        let world = ranks.mesh.axes.world();
+        let mut trainer = setup::configured(config, model, ranks, precision, work.doc_len, traced.clone())?;
         input::draw_weights(&mut trainer, config.train.seed)?;
         traced.wait()?;
         Ok(Bench {
             lr: config.optim.lr,
             device: Device::of(&traced.name()),
-            flops: Flops::new(&arch, &trainer.model.params, &traced.name()),
-            shape: Shape::new(name, &arch, &trainer.model.params),
+            flops: Flops::new(&arch, &declare(&arch), &traced.name()),
+            shape: Shape::new(name, &arch),
+            rank: options.as_rank.as_ref().map(|r| RankOf::new(r, &trainer.model.params)),
+            world: world as f64,
             started: options.started,
             startup_s: options.started.elapsed().as_secs_f64(),
             trainer,
@@ -106,17 +148,18 @@ impl Bench {
         }
         let step_ms = Spread::of(times);
         let seconds = step_ms.median / 1e3;
-        let flops_per_s = self.flops.of_step(&self.batch) / seconds;
+        let flops_per_s = self.flops.of_step(&self.batch) / seconds / self.world;
         Ok(StepReport {
             backend: self.traced.name(),
             model: self.shape.clone(),
+            rank: self.rank.clone(),
             work: self.work.clone(),
             startup_s: self.startup_s,
             to_first_step_s: to_first_step_s.unwrap_or(0.0),
             warmup,
             steps,
             phases: Phase::ALL.iter().zip(phases).map(|(p, ms)| PhaseTime { phase: p.name(), ms: Spread::of(ms) }).collect(),
-            tokens_per_s: self.batch.tokens() as f64 / seconds,
+            tokens_per_s: self.batch.tokens() as f64 / seconds / self.world,
             model_tflops: flops_per_s / 1e12,
             mfu: self.flops.mfu(flops_per_s),
             memory: self.traced.memory().map(|m| Memory::new(&m, growths)),
@@ -196,14 +239,21 @@ fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work
 }
 
 /// Refuses what cannot fit: weights, gradients and optimizer state, which are known to the byte, and the input of every layer.
-fn must_fit(model: &Model, work: &Work, precision: Precision, ops: &dyn Ops) -> Result<()> {
+fn must_fit(model: &Model, work: &Work, precision: Precision, ranks: &Ranks, ops: &dyn Ops) -> Result<()> {
     let capacity = ops.memory().map_or(0, |m| m.capacity);
-    let params: u128 = model.params.iter().map(|p| p.numel() as u128).sum();
+    let expert = |p: &&Param| matches!(p.shard, Shard::ExpertRows | Shard::ExpertCols);
+    let count = |of: bool| model.params.iter().filter(|p| expert(p) == of).map(|p| p.numel() as u128).sum::<u128>();
+    let (params, sharded) = (count(true) + count(false), |n: u128, group: usize| n / group as u128);
+    let mesh = &ranks.mesh;
+    let states = sharded(count(false), mesh.dp.size()) + sharded(count(true), mesh.expert_dp.size());
     let remainder = if precision.weights == DType::BF16 { 2 } else { 0 };
     let optimizer = if precision.offload && ops.on_device() { 0 } else { remainder + 2 * precision.moments.size() };
     let each = precision.weights.size() + precision.grads.size() + optimizer;
-    let kept = (work.seq_len * work.micro_batch) as u128 * (model.arch.hidden * precision.weights.size() * model.layers.len()) as u128;
-    let needed = params * each as u128 + kept;
+    let shares = (mesh.axes.cp * if ranks.sequence { mesh.axes.tp } else { 1 }) as u128;
+    let kept =
+        (work.seq_len * work.micro_batch) as u128 / shares * (model.arch.hidden * precision.weights.size() * model.layers.len()) as u128;
+    let standing = params * (precision.weights.size() + precision.grads.size()) as u128 + states * optimizer as u128;
+    let needed = standing + kept;
     if capacity > 0 && needed > capacity as u128 {
         let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
         let smaller = if ops.on_device() { ", set --grads and --moments to bf16, or --set memory.offload_optimizer=true" } else { "" };

@@ -1,8 +1,12 @@
 //! What a benchmark of the step tells.
 
+use super::AsRank;
 use serde::{Serialize, Serializer};
 use temper_config::{Arch, Recompute};
-use temper_model::param::{Param, count};
+use temper_model::{
+    declare,
+    param::{Param, count},
+};
 use temper_tensor::{MemoryUse, Purpose};
 
 /// The model.
@@ -23,9 +27,27 @@ pub struct Shape {
 }
 
 impl Shape {
-    pub(super) fn new(name: &str, arch: &Arch, params: &[Param]) -> Shape {
-        let (all, active) = count(arch, params);
+    pub(super) fn new(name: &str, arch: &Arch) -> Shape {
+        let (all, active) = count(arch, &declare(arch));
         Shape { name: name.into(), layers: arch.layers, hidden: arch.hidden, vocab: arch.vocab, params: all, active_params: active }
+    }
+}
+
+/// The rank of a layout that was measured, the others not there.
+#[derive(Clone, Debug, Serialize)]
+pub struct RankOf {
+    /// The rank.
+    pub rank: usize,
+    /// The layout.
+    pub layout: String,
+    /// Parameters it holds.
+    pub params: u64,
+}
+
+impl RankOf {
+    pub(super) fn new(as_rank: &AsRank, params: &[Param]) -> RankOf {
+        let held = params.iter().map(|p| p.numel() as u64).sum();
+        RankOf { rank: as_rank.rank, layout: as_rank.name.clone(), params: held }
     }
 }
 
@@ -125,7 +147,10 @@ pub struct StepReport {
     pub backend: String,
     /// The model.
     pub model: Shape,
-    /// The work of a step.
+    /// Which rank of a layout was measured instead of the whole; speeds are then a rank's share, without communication.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<RankOf>,
+    /// The work of a step (of a replica, where ranks share it).
     pub work: Work,
     /// Seconds from the start of the program until everything was allocated and drawn.
     pub startup_s: f64,

@@ -1,0 +1,224 @@
+//! Runs the micro-batches of a step through the part of the model that this rank holds, in the order of a schedule.
+//!
+//! A rank without a pipeline runs the same way: its one chunk begins with the embedding and ends with the head.
+//!
+//! Legend: T tokens of a micro-batch as this rank has them between layers, H hidden size.
+
+use crate::schedule::Step;
+use std::{collections::HashMap, sync::Arc};
+use temper_comm::{Line, Pending};
+use temper_model::aux::AuxGrad;
+use temper_model::param::Block;
+use temper_model::{
+    Act, AuxStats, Batch, Cx, Error, Grads, Kept, Model, Objective, Outputs, Ranks, Result, RopeTables, Weights, finish_aux,
+};
+use temper_tensor::{Ops, Phase, Tensor};
+
+/// What every pass reads.
+#[derive(Clone, Copy)]
+pub struct Stage<'a> {
+    /// The backend.
+    pub ops: &'a dyn Ops,
+    /// This rank's part of the model.
+    pub model: &'a Model,
+    /// Its weights.
+    pub weights: &'a Weights,
+    /// Rotary tables.
+    pub rope: &'a RopeTables,
+    /// The ranks.
+    pub ranks: &'a Ranks,
+}
+
+/// Told of a block of the network whose gradients are complete.
+pub type Ready<'r> = &'r mut dyn FnMut(Block, &mut Grads) -> Result<()>;
+
+/// A micro-batch and what to train on in it.
+pub struct Micro {
+    /// Its tokens, the same on every rank that shares it.
+    pub batch: Batch,
+    /// What to minimise.
+    pub objective: Objective,
+}
+
+/// What a pass through a chunk leaves for the backward pass.
+struct Flight {
+    kept: Vec<Kept>,
+    /// Of the last chunk: the output of the last layer, and what the routers counted.
+    end: Option<(Act, Option<AuxStats>)>,
+}
+
+/// Messages handed over and not yet known to be gone; their tensors stay alive until then.
+#[derive(Default)]
+struct Sent(Vec<(Arc<Tensor>, Pending<'static>)>);
+
+impl Sent {
+    fn settle(&mut self) -> Result<()> {
+        self.0.drain(..).try_for_each(|(_, pending)| Ok(pending.wait()?))
+    }
+
+    /// Hands tensors over after those before have gone: one message at a time is under way, which every schedule can do with.
+    fn send(&mut self, line: &Line, tensors: Vec<Arc<Tensor>>) -> Result<()> {
+        self.settle()?;
+        for x in tensors {
+            let pending = line.send(x.view())?.detach();
+            self.0.push((x, pending));
+        }
+        Ok(())
+    }
+}
+
+/// One step of a rank.
+pub struct Pipeline<'a> {
+    stage: Stage<'a>,
+    place: usize,
+    stages: usize,
+    flights: HashMap<(usize, usize), Flight>,
+    forward: Sent,
+    backward: Sent,
+}
+
+impl<'a> Pipeline<'a> {
+    /// An empty pipeline.
+    pub fn new(stage: Stage<'a>) -> Pipeline<'a> {
+        let mesh = &stage.ranks.mesh;
+        Pipeline {
+            stage,
+            place: mesh.stage(),
+            stages: mesh.axes.pp,
+            flights: HashMap::new(),
+            forward: Sent::default(),
+            backward: Sent::default(),
+        }
+    }
+
+    /// Runs `steps` over the micro-batches, adds their gradients up and returns what the last stage found out, by micro-batch.
+    /// `ready` is told of each block whose last gradient of the step was added.
+    pub fn train(mut self, steps: &[Step], micro: &'a [Micro], grads: &mut Grads, ready: Ready) -> Result<Vec<Option<Outputs>>> {
+        let chunks = self.stage.model.chunks.len();
+        let last_of = |chunk: usize| steps.iter().rposition(|s| matches!(s, Step::Backward { chunk: c, .. } if *c == chunk));
+        let last: Vec<Option<usize>> = (0..chunks).map(last_of).collect();
+        let mut outputs: Vec<Option<Outputs>> = micro.iter().map(|_| None).collect();
+        for (i, &step) in steps.iter().enumerate() {
+            match step {
+                Step::Forward { micro: m, chunk } => {
+                    self.stage.ops.phase(Phase::Forward)?;
+                    self.forward(step, &micro[m], m, chunk)?;
+                }
+                Step::Backward { micro: m, chunk } => {
+                    let ready: Ready = if last[chunk] == Some(i) { ready } else { &mut |_, _| Ok(()) };
+                    if let Some(found) = self.backward(step, &micro[m], m, chunk, grads, ready)? {
+                        outputs[m] = Some(found);
+                    }
+                }
+            }
+        }
+        self.forward.settle()?;
+        self.backward.settle()?;
+        Ok(outputs)
+    }
+
+    /// Losses of a micro-batch without gradients; on the last stage.
+    pub fn evaluate(mut self, batch: &'a Batch) -> Result<Option<Outputs>> {
+        let cx = self.cx(batch);
+        let chunks = self.stage.model.chunks.len();
+        let mut found = None;
+        for chunk in 0..chunks {
+            let step = Step::Forward { micro: 0, chunk };
+            let x = match step.source(self.place, self.stages, chunks) {
+                None => self.stage.model.embedding()?.forward(&cx)?,
+                Some(_) => self.receive_act(&cx, &self.stage.ranks.mesh.forward)?,
+            };
+            let x = self.stage.model.forward_only(&cx, self.stage.model.chunks[chunk].clone(), x)?;
+            match step.target(self.place, self.stages, chunks) {
+                None => found = Some(Outputs { losses: self.stage.model.output()?.forward(&cx, &x)?, aux: None }),
+                Some(_) => self.forward.send(&self.stage.ranks.mesh.forward, vec![x])?,
+            }
+        }
+        self.forward.settle()?;
+        Ok(found)
+    }
+
+    fn cx(&self, batch: &'a Batch) -> Cx<'a> {
+        let Stage { ops, weights, rope, ranks, .. } = self.stage;
+        Cx { ops, weights, rope, batch, ranks }
+    }
+
+    fn forward(&mut self, step: Step, micro: &'a Micro, m: usize, chunk: usize) -> Result<()> {
+        let (cx, model) = (self.cx(&micro.batch), self.stage.model);
+        let line = &self.stage.ranks.mesh.forward;
+        let mut stats = model.aux_stats(&cx, &micro.objective.aux)?;
+        let x = match step.source(self.place, self.stages, model.chunks.len()) {
+            None => model.embedding()?.forward(&cx)?,
+            Some(_) => {
+                let x = self.receive_act(&cx, line)?;
+                for counted in stats.iter_mut().flat_map(AuxStats::tensors_mut) {
+                    line.recv(counted.view_mut())?.wait()?;
+                }
+                x
+            }
+        };
+        let layers = model.chunks[chunk].clone();
+        let (y, kept) = model.forward_layers(&cx, layers, x, stats.as_mut(), micro.objective.recompute)?;
+        let end = match step.target(self.place, self.stages, model.chunks.len()) {
+            None => Some((y, stats)),
+            Some(_) => {
+                let counted = stats.into_iter().flat_map(AuxStats::into_tensors).map(Arc::new);
+                self.forward.send(line, std::iter::once(y).chain(counted).collect())?;
+                None
+            }
+        };
+        self.flights.insert((m, chunk), Flight { kept, end });
+        Ok(())
+    }
+
+    fn backward(
+        &mut self,
+        step: Step,
+        micro: &'a Micro,
+        m: usize,
+        chunk: usize,
+        grads: &mut Grads,
+        ready: Ready,
+    ) -> Result<Option<Outputs>> {
+        let (cx, model) = (self.cx(&micro.batch), self.stage.model);
+        let line = &self.stage.ranks.mesh.backward;
+        let Some(Flight { kept, end }) = self.flights.remove(&(m, chunk)) else { return Err(Error::Incomplete) };
+        let (dx, aux_grad, found) = match end {
+            Some((x, stats)) => {
+                cx.ops.phase(Phase::Head)?;
+                let (losses, dx) = model.output()?.forward_backward(&cx, &x, micro.objective.loss_scale, grads)?;
+                ready(Block::Head, grads)?;
+                let (aux, aux_grad) = finish_aux(&cx, stats, &micro.objective.aux)?;
+                (dx, aux_grad, Some(Outputs { losses, aux }))
+            }
+            None => {
+                let dx = self.receive_act(&cx, line)?;
+                let mut aux_grad = model.aux_grad(&cx, &micro.objective.aux)?;
+                if let Some(balance) = &mut aux_grad.balance {
+                    line.recv(balance.view_mut())?.wait()?;
+                }
+                (dx, aux_grad, None)
+            }
+        };
+        cx.ops.phase(Phase::Backward)?;
+        let dx = model.backward_layers_telling(&cx, model.chunks[chunk].clone(), kept, dx, &aux_grad, grads, ready)?;
+        match step.target(self.place, self.stages, model.chunks.len()) {
+            None => {
+                model.embedding()?.backward_weight(&cx, &dx, grads)?;
+                ready(Block::Embedding, grads)?;
+            }
+            Some(_) => {
+                let AuxGrad { balance, .. } = aux_grad;
+                self.backward.send(line, std::iter::once(dx).chain(balance.map(Arc::new)).collect())?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// `[T, H]` from another stage.
+    fn receive_act(&self, cx: &Cx, line: &Line) -> Result<Act> {
+        let mut x = cx.alloc(&[cx.rows(), self.stage.model.arch.hidden])?;
+        line.recv(x.view_mut())?.wait()?;
+        Ok(Arc::new(x))
+    }
+}

@@ -1,0 +1,75 @@
+//! From the numbers of a layout to one rank's groups and its part of the model.
+
+use crate::{Error, Result};
+use temper_comm::{Axes, Mesh, World};
+use temper_config::{Arch, Parallel};
+use temper_model::{AxisRank, Portion, Ranks, Seat};
+use temper_parallel::Stages;
+
+/// A layout: sizes of the axes, and how layers lie on pipeline stages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Sizes of the axes.
+    pub axes: Axes,
+    /// Sequence parallelism.
+    pub sequence: bool,
+    /// Virtual stages of each rank.
+    pub vpp: usize,
+    /// Layers of each stage; empty where they divide evenly.
+    pub split: Vec<usize>,
+}
+
+impl Layout {
+    /// The layout of a configuration for a job of `ranks`.
+    ///
+    /// # Errors
+    /// When the axes do not multiply to the ranks, or the expert axes do not divide the ranks of a stage.
+    pub fn new(p: &Parallel, ranks: usize) -> Result<Layout> {
+        let others = p.tp * p.cp * p.pp;
+        let dp = p.dp.unwrap_or((ranks / others).max(1));
+        let found = format!("tp {} x cp {} x dp {dp} x pp {}", p.tp, p.cp, p.pp);
+        if others * dp != ranks {
+            let remedy = match ranks.is_multiple_of(others) {
+                true => format!("Set parallel.dp to {}, or start {} ranks", ranks / others, others * dp),
+                false => format!("Start a multiple of {others} ranks, or change [parallel]"),
+            };
+            return Err(Error::Input(format!("[parallel]: {found} = {} ranks, but the job has {ranks}. {remedy}", others * dp)));
+        }
+        let stage = ranks / p.pp;
+        if !stage.is_multiple_of(p.ep * p.etp) {
+            return Err(Error::Input(format!(
+                "[parallel]: ep {} x etp {} does not divide the {stage} ranks of a stage ({found}). Experts fold into these ranks and do not multiply them: take a smaller ep",
+                p.ep, p.etp
+            )));
+        }
+        let axes = Axes { tp: p.tp, cp: p.cp, dp, pp: p.pp, ep: p.ep, etp: p.etp };
+        Ok(Layout { axes, sequence: p.sequence, vpp: p.vpp, split: p.split.clone() })
+    }
+
+    /// This rank's groups. Every rank of the job calls this.
+    pub fn ranks(&self, world: &dyn World, arch: &Arch) -> Result<Ranks> {
+        let copies = if self.axes.tp > arch.kv_heads { vec![self.axes.tp / arch.kv_heads] } else { Vec::new() };
+        let mesh = Mesh::new(world, self.axes, &copies).map_err(temper_model::Error::Comm)?;
+        Ok(Ranks { mesh, sequence: self.sequence && self.axes.tp > 1 })
+    }
+
+    /// What a rank holds of the model.
+    ///
+    /// # Errors
+    /// When the layers do not lie on the stages, or experts are divided that the model does not have.
+    pub fn portion(&self, arch: &Arch, ranks: &Ranks) -> Result<Portion> {
+        let Axes { ep, etp, pp, .. } = self.axes;
+        if arch.moe.is_none() && ep * etp > 1 {
+            return Err(Error::Input(format!("parallel.ep {ep} and parallel.etp {etp}, but the model has no experts. Set both to 1")));
+        }
+        let stages = Stages::new(arch.layers, pp, self.vpp, &self.split).map_err(|r| Error::Input(format!("[parallel]: {r}")))?;
+        let (stage, member) = (ranks.mesh.stage(), ranks.mesh.experts.rank());
+        let chunks = 0..stages.chunks();
+        Ok(Portion {
+            seat: Seat { tp: ranks.tensor(), ep: AxisRank { rank: member / etp, of: ep }, etp: AxisRank { rank: member % etp, of: etp } },
+            embed: chunks.clone().any(|chunk| stages.has_embedding(stage, chunk)),
+            head: chunks.clone().any(|chunk| stages.has_head(stage, chunk)),
+            chunks: chunks.map(|chunk| stages.layers_of(stage, chunk)).collect(),
+        })
+    }
+}

@@ -1,0 +1,39 @@
+//! What of a step a rank has, and what ranks found out together.
+//!
+//! Legend: M micro-batches of the step over all ranks.
+
+use crate::Result;
+use temper_comm::{Comm, Reduce};
+use temper_config::LossReduction;
+use temper_data::{MicroBatch, StepBatch};
+use temper_model::Ranks;
+use temper_tensor::{Ops, View};
+
+/// The micro-batches of this rank's replica: every dp-th of `count`. All replicas have as many, and interleaved pipelines (`chunks` above
+/// one) a multiple of their stages: `None` stands for a filler.
+pub(crate) fn of_this_rank(ranks: &Ranks, count: usize, chunks: usize) -> Vec<Option<usize>> {
+    let (dp, pp) = (ranks.mesh.axes.dp, ranks.mesh.axes.pp);
+    let each = count.div_ceil(dp).next_multiple_of(if chunks > 1 { pp } else { 1 });
+    (0..each).map(|i| Some(i * dp + ranks.mesh.replica()).filter(|i| *i < count)).collect()
+}
+
+/// Factor on the sum of weighted token losses of each micro-batch.
+pub(crate) fn loss_scales(batch: &StepBatch, reduction: LossReduction) -> Vec<f64> {
+    let sums: Vec<f64> = batch.micro.iter().map(MicroBatch::weight_sum).collect();
+    let total: f64 = sums.iter().sum();
+    match reduction {
+        LossReduction::Token => vec![if total > 0.0 { 1.0 / total } else { 0.0 }; sums.len()],
+        LossReduction::Microbatch => sums.iter().map(|s| if *s > 0.0 { 1.0 / (s * sums.len() as f64) } else { 0.0 }).collect(),
+    }
+}
+
+/// The sum of every rank's numbers.
+pub(crate) fn sum_over_ranks<const N: usize>(ops: &dyn Ops, world: &dyn Comm, numbers: [f64; N]) -> Result<[f64; N]> {
+    if world.size() == 1 {
+        return Ok(numbers);
+    }
+    let mut there = ops.from_host(View::host(&numbers, &[N]))?;
+    world.all_reduce(there.view_mut(), Reduce::Sum).map_err(temper_model::Error::Comm)?.wait().map_err(temper_model::Error::Comm)?;
+    let back = ops.to_host(there.view())?;
+    Ok(std::array::from_fn(|i| back.as_slice::<f64>().and_then(|s| s.get(i)).copied().unwrap_or(f64::NAN)))
+}
