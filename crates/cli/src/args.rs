@@ -347,6 +347,9 @@ pub struct BenchStep {
     /// Micro-batches of an optimizer step.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub accumulate: u32,
+    /// Measure as so many ranks as this layout has, each a process of this host with a GPU of its own, e.g. tp=2 or dp=2,ep=2.
+    #[arg(long, value_name = "LAYOUT", conflicts_with = "as_rank", id = "ranks_layout")]
+    pub layout: Option<String>,
     /// Measure one rank of a layout on this device, the other ranks not there (communication costs nothing).
     #[arg(long, value_name = "RANK", requires = "layout")]
     pub as_rank: Option<usize>,

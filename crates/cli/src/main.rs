@@ -3,6 +3,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)] // panic when the reader is gone; use `out::say` and `out::tell`
 
 mod args;
+mod backend;
 mod bench;
 mod checkpoint;
 mod data;
@@ -15,11 +16,9 @@ mod table;
 mod trace;
 mod verify;
 
-use args::{Cli, Command, Device};
+use args::{Cli, Command};
 use clap::Parser;
-use std::{io::IsTerminal, process::ExitCode, sync::Arc, time::Instant};
-use temper_cuda::{Cuda, Options};
-use temper_tensor::{Ops, cpu::Cpu};
+use std::{io::IsTerminal, process::ExitCode, time::Instant};
 
 fn main() -> ExitCode {
     let started = Instant::now();
@@ -29,25 +28,16 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
+    let backend = |deterministic| Ok(backend::open(cli, deterministic, 0)?.ops);
     match &cli.command {
-        Command::Sft(args) => sft::run(args, &|deterministic| backend(cli, deterministic), started),
+        Command::Sft(args) => sft::run(args, &backend, started),
         Command::Data(args) => data::run(args),
         Command::Checkpoint(args) => checkpoint::run(args),
-        Command::Generate(args) => generate::run(args, backend(cli, false)?),
-        Command::Verify(args) => verify::run(args, backend(cli, false)?),
-        Command::Bench(args) => bench::run(args, &|deterministic| backend(cli, deterministic), started),
+        Command::Generate(args) => generate::run(args, backend(false)?),
+        Command::Verify(args) => verify::run(args, backend(false)?),
+        Command::Bench(args) => bench::run(args, &|deterministic, local_rank| backend::open(cli, deterministic, local_rank), started),
         Command::Plan(args) => plan::run(args),
     }
-}
-
-/// The backend of this process, chosen once. `deterministic`: equal runs give equal bits on a GPU too (the CPU's always do).
-fn backend(cli: &Cli, deterministic: bool) -> anyhow::Result<Arc<dyn Ops>> {
-    let cpu = || -> Arc<dyn Ops> { Arc::new(Cpu::new(cli.threads.into())) };
-    Ok(match cli.device {
-        Device::Auto if !temper_cuda::present() => cpu(),
-        Device::Cpu => cpu(),
-        Device::Auto | Device::Cuda => Arc::new(Cuda::open(Options { deterministic, ..Options::default() })?),
-    })
 }
 
 /// Logs go to stderr; `TEMPER_LOG=debug` shows more.

@@ -5,17 +5,25 @@ mod print;
 mod workers;
 
 use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject};
+use crate::backend::Backend;
 use crate::exit::BadInput;
 use crate::out::{say, say_json};
-use crate::sft::Open;
 use crate::trace;
-use std::{path::Path, time::Instant};
-use temper_comm::Axes;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+use temper_cluster::Rendezvous;
+use temper_comm::{Axes, Tcp, World, tcp};
 use temper_config::{Arch, Config};
+use temper_cuda::nccl::NcclWorld;
 use temper_planner::LayoutRequest;
 use temper_tensor::Rates;
-use temper_train::bench::{AsRank, Bench, Options, operations};
+use temper_train::bench::{AsRank, Bench, Options, Placed, operations};
 use temper_train::layout::Layout;
+
+/// Opens the backend: bitwise repeatable or not, for the rank of this number on the host.
+pub type Open<'a> = &'a dyn Fn(bool, usize) -> anyhow::Result<Backend>;
 
 /// Measures and prints.
 pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()> {
@@ -28,9 +36,25 @@ pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()
 
 fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
     args.trace.as_deref().map_or(Ok(()), trace::check)?;
-    let as_rank = args.as_rank.zip(args.of.as_deref()).map(|(rank, layout)| as_rank(rank, layout)).transpose()?;
-    let mut bench = bench(&args.subject, args.accumulate, as_rank, open, started)?;
+    let Some(text) = &args.layout else {
+        let part = match args.as_rank.zip(args.of.as_deref()) {
+            Some((rank, text)) => Part::Alone(AsRank { rank, layout: layout(text, "--of")?, name: text.into() }),
+            None => Part::Whole,
+        };
+        return measure(args, bench(&args.subject, args.accumulate, part, open, started)?);
+    };
+    let layout = layout(text, "--layout")?;
+    let Some(me) = Rendezvous::from_env().map_err(|e| BadInput(e.to_string()))? else { return workers::run(layout.axes.world()) };
+    let ranks = Among { layout, me, name: text.clone() };
+    measure(args, bench(&args.subject, args.accumulate, Part::Among(ranks), open, started)?)
+}
+
+/// Measures as this process is asked to; of several ranks the first prints.
+fn measure(args: &BenchStep, mut bench: Bench) -> anyhow::Result<()> {
     let report = bench.steps(args.warmup as usize, args.steps as usize)?;
+    if !bench.speaks() {
+        return Ok(());
+    }
     let rates = rates(&bench);
     let recording = if args.ops || args.trace.is_some() { Some(bench.record()?) } else { None };
     if let (Some(recording), Some(file)) = (&recording, &args.trace) {
@@ -53,7 +77,7 @@ fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
 }
 
 fn ops(args: &BenchOps, open: Open, started: Instant) -> anyhow::Result<()> {
-    let mut bench = bench(&args.subject, 1, None, open, started)?;
+    let mut bench = bench(&args.subject, 1, Part::Whole, open, started)?;
     bench.steps(1, 1)?;
     let rates = rates(&bench);
     let rows = operations(&bench.alone(&args.only)?, rates);
@@ -72,29 +96,68 @@ fn rates(bench: &Bench) -> Option<Rates> {
     bench.device().map(|d| d.rates())
 }
 
-fn bench(subject: &BenchSubject, accumulate: u32, as_rank: Option<AsRank>, open: Open, started: Instant) -> anyhow::Result<Bench> {
+/// Which part of the work this process measures.
+enum Part {
+    /// All of it.
+    Whole,
+    /// What one rank does, the others not there.
+    Alone(AsRank),
+    /// What this rank does among the others.
+    Among(Among),
+}
+
+/// A rank among others.
+struct Among {
+    layout: Layout,
+    me: Rendezvous,
+    name: String,
+}
+
+impl Among {
+    fn join(&self, subject: &BenchSubject, backend: &Backend) -> anyhow::Result<Box<dyn World>> {
+        let Rendezvous { rank, size, master, .. } = &self.me;
+        let job = format!("bench {master}");
+        let fingerprint = format!("temper {} bench step {} {}", env!("CARGO_PKG_VERSION"), subject.model, self.name);
+        let patience = Duration::from_secs(120);
+        let tcp_rank = Tcp { rank: *rank, size: *size, master, job: &job, fingerprint: &fingerprint, announce: None, patience };
+        let host = tcp(&tcp_rank)?;
+        Ok(match &backend.gpu {
+            Some(gpu) => Box::new(NcclWorld::open(gpu.device(), host)?),
+            None => Box::new(host),
+        })
+    }
+}
+
+fn bench(subject: &BenchSubject, accumulate: u32, part: Part, open: Open, started: Instant) -> anyhow::Result<Bench> {
     let arch = arch(&subject.model)?;
     let resolved = Config::for_benchmark(&settings(subject, accumulate))?;
-    let ops = open(resolved.config.train.deterministic)?;
+    let local_rank = if let Part::Among(ranks) = &part { ranks.me.local_rank } else { 0 };
+    let backend = open(resolved.config.train.deterministic, local_rank)?;
     for notice in arch.notices.iter().chain(&resolved.notices) {
         crate::out::tell(format_args!("note: {notice}"));
     }
-    let options = Options { layers: subject.layers, doc_len: subject.doc_len, as_rank, started };
-    Ok(Bench::open(&subject.model, arch, resolved, &options, ops)?)
+    let place = match part {
+        Part::Whole => Placed::Whole,
+        Part::Alone(as_rank) => Placed::Alone(as_rank),
+        Part::Among(ranks) => {
+            let world = ranks.join(subject, &backend)?;
+            Placed::Among { layout: ranks.layout, name: ranks.name, world }
+        }
+    };
+    let options = Options { layers: subject.layers, doc_len: subject.doc_len, place, started };
+    Ok(Bench::open(&subject.model, arch, resolved, &options, backend.ops)?)
 }
 
-/// The rank of a layout as `--as-rank` and `--of` say.
-fn as_rank(rank: usize, text: &str) -> anyhow::Result<AsRank> {
-    let l = LayoutRequest::parse(text, "--of")?;
+/// A layout in the words of `temper plan`.
+fn layout(text: &str, origin: &str) -> anyhow::Result<Layout> {
+    let l = LayoutRequest::parse(text, origin)?;
     if l.micro_batch.is_some() || l.recompute.is_some() || l.offload.is_some() {
-        return Err(
-            BadInput("--of: mb, recompute and offload have options of their own here (--micro-batch, --recompute, --set)".into()).into()
-        );
+        let found = "mb, recompute and offload have options of their own here (--micro-batch, --recompute, --set)";
+        return Err(BadInput(format!("{origin}: {found}")).into());
     }
     let size = |axis: Option<usize>| axis.unwrap_or(1);
     let axes = Axes { tp: size(l.tp), cp: size(l.cp), dp: size(l.dp), pp: size(l.pp), ep: size(l.ep), etp: size(l.etp) };
-    let layout = Layout { axes, sequence: axes.tp > 1, vpp: size(l.vpp), split: l.split };
-    Ok(AsRank { rank, layout, name: text.to_string() })
+    Ok(Layout { axes, sequence: axes.tp > 1, vpp: size(l.vpp), split: l.split })
 }
 
 /// The arguments as configuration keys; `--set` comes last and wins.

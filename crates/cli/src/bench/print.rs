@@ -28,11 +28,9 @@ pub fn subject(shape: &Shape, work: &Work) -> String {
 /// The whole report.
 pub fn step(report: &StepReport) -> String {
     let mut text = format!("backend     {}\n{}\n", report.backend, subject(&report.model, &report.work));
-    if let Some(RankOf { rank, layout, params }) = &report.rank {
-        let _ = writeln!(
-            text,
-            "measured    rank {rank} of {layout}: {params} parameters; the other ranks are not there, communication costs nothing"
-        );
+    if let Some(RankOf { rank, layout, params, alone }) = &report.rank {
+        let others = if *alone { "the other ranks are not there, communication costs nothing" } else { "speeds are those of one of the ranks" };
+        let _ = writeln!(text, "measured    rank {rank} of {layout}: {params} parameters; {others}");
     }
     let ms = |s: &Spread| format!("{:.2} ms (min {:.2}, max {:.2})", s.median, s.min, s.max);
     let _ = writeln!(text, "start       {:.1} s to the first step, {:.1} s to its end", report.startup_s, report.to_first_step_s);

@@ -19,6 +19,7 @@ use crate::setup;
 use crate::step::Trainer;
 use crate::{Error, Result};
 use std::{sync::Arc, time::Instant};
+use temper_comm::World;
 use temper_config::{Arch, Config, Resolved};
 use temper_data::StepBatch;
 use temper_model::param::{Param, Shard};
@@ -29,16 +30,32 @@ use temper_tensor::{DType, Level, Ops, Phase, Recording, Traced};
 const MOST_TOKENS: usize = 1 << 26;
 
 /// What is measured, beside the configuration.
-#[derive(Clone, Debug)]
 pub struct Options {
     /// Layers to keep of the model; all when absent.
     pub layers: Option<usize>,
     /// Tokens of a document; a sequence is packed with them (the last one shorter). One document per sequence when absent.
     pub doc_len: Option<usize>,
-    /// One rank of a layout instead of a whole model, the other ranks not there.
-    pub as_rank: Option<AsRank>,
+    /// Which part of the work is done here.
+    pub place: Placed,
     /// When the program started.
     pub started: Instant,
+}
+
+/// The part of the work that this process does.
+pub enum Placed {
+    /// All of it.
+    Whole,
+    /// That of one rank of a layout, the other ranks not there.
+    Alone(AsRank),
+    /// That of this rank among the others.
+    Among {
+        /// The layout.
+        layout: Layout,
+        /// The layout in the user's words.
+        name: String,
+        /// The ranks.
+        world: Box<dyn World>,
+    },
 }
 
 /// Which rank of which layout.
@@ -94,9 +111,14 @@ impl Bench {
         let config = &resolved.config;
         let work = work(config, options, precision)?;
         let traced = Arc::new(Traced::new(ops.clone()));
-        let (ranks, portion) = match &options.as_rank {
-            None => (Ranks::single().clone(), Portion::whole(&arch)),
-            Some(as_rank) => as_rank.place(&arch, traced.clone())?,
+        let (ranks, portion) = match &options.place {
+            Placed::Whole => (Ranks::single().clone(), Portion::whole(&arch)),
+            Placed::Alone(as_rank) => as_rank.place(&arch, traced.clone())?,
+            Placed::Among { layout, world, .. } => {
+                let ranks = layout.ranks(&**world, &arch)?;
+                let portion = layout.portion(&arch, &ranks)?;
+                (ranks, portion)
+            }
         };
         let model = setup::network(config, &arch, &portion, precision, &*ops)?;
         must_fit(&model, &work, precision, &ranks, &*ops)?;
@@ -111,7 +133,7 @@ impl Bench {
             device: Device::of(&traced.name()),
             flops: Flops::new(&arch, &declare(&arch), &traced.name()),
             shape: Shape::new(name, &arch),
-            rank: options.as_rank.as_ref().map(|r| RankOf::new(r, &trainer.model.params)),
+            rank: RankOf::new(&options.place, &trainer.model.params),
             world: world as f64,
             started: options.started,
             startup_s: options.started.elapsed().as_secs_f64(),
@@ -177,6 +199,11 @@ impl Bench {
     /// what training would have made of it.
     pub fn alone(&mut self, only: &str) -> Result<Recording> {
         self.recorded(Level::Alone(only.to_string()))
+    }
+
+    /// Whether this process speaks for all ranks.
+    pub fn speaks(&self) -> bool {
+        self.rank.as_ref().is_none_or(|rank| rank.alone || rank.rank == 0)
     }
 
     /// What the device can do, where it is known.

@@ -1,6 +1,6 @@
 //! What a benchmark of the step tells.
 
-use super::AsRank;
+use super::Placed;
 use serde::{Serialize, Serializer};
 use temper_config::{Arch, Recompute};
 use temper_model::{
@@ -33,21 +33,27 @@ impl Shape {
     }
 }
 
-/// The rank of a layout that was measured, the others not there.
+/// The rank of a layout that was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct RankOf {
     /// The rank.
     pub rank: usize,
     /// The layout.
     pub layout: String,
+    /// The other ranks are not there.
+    pub alone: bool,
     /// Parameters it holds.
     pub params: u64,
 }
 
 impl RankOf {
-    pub(super) fn new(as_rank: &AsRank, params: &[Param]) -> RankOf {
-        let held = params.iter().map(|p| p.numel() as u64).sum();
-        RankOf { rank: as_rank.rank, layout: as_rank.name.clone(), params: held }
+    pub(super) fn new(place: &Placed, params: &[Param]) -> Option<RankOf> {
+        let params = params.iter().map(|p| p.numel() as u64).sum();
+        match place {
+            Placed::Whole => None,
+            Placed::Alone(one) => Some(RankOf { rank: one.rank, layout: one.name.clone(), alone: true, params }),
+            Placed::Among { name, world, .. } => Some(RankOf { rank: world.rank(), layout: name.clone(), alone: false, params }),
+        }
     }
 }
 
@@ -147,7 +153,7 @@ pub struct StepReport {
     pub backend: String,
     /// The model.
     pub model: Shape,
-    /// Which rank of a layout was measured instead of the whole; speeds are then a rank's share, without communication.
+    /// Which rank of a layout was measured instead of the whole; speeds are then a rank's share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<RankOf>,
     /// The work of a step (of a replica, where ranks share it).
