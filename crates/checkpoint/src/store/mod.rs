@@ -1,4 +1,4 @@
-//! The checkpoints of a run.
+//! The checkpoints of a run. Those of one rank are laid out as follows, those of several as [`sharded`] says.
 //!
 //! ```text
 //! RUN/checkpoints/step-000050/
@@ -12,14 +12,18 @@
 //! A checkpoint is made as `.tmp-step-000050-PID`, synced, and renamed. A folder without a manifest is incomplete, one that
 //! differs from its manifest is damaged, and neither is ever loaded or deleted.
 
+mod kind;
 mod load;
 mod manifest;
 mod save;
+pub mod sharded;
 
+pub use kind::Kind;
 pub use load::Loaded;
 pub(crate) use load::base_dtype;
 pub use manifest::{Fault, Manifest, verify};
 pub use save::Saved;
+pub use sharded::{Checkpoint, Committed, Entry, Request, Saver, Snapshot, own_ranges};
 
 use crate::{
     Error, Result,
@@ -27,7 +31,10 @@ use crate::{
 };
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 /// The checkpoints of one run.
@@ -37,6 +44,8 @@ pub struct Store {
     disk: Disk,
     /// The step saved last, plus one; 0 when none has been.
     last_saved: AtomicUsize,
+    /// The temporary folder of a save that goes on beside training.
+    under_way: Mutex<Option<PathBuf>>,
 }
 
 /// A checkpoint folder and what a look at it (without reading every byte) says.
@@ -64,7 +73,7 @@ pub enum Located {
 impl Store {
     /// The checkpoints under a run folder. Nothing is read or written yet.
     pub fn new(run_dir: &Path) -> Store {
-        Store { run_dir: run_dir.to_path_buf(), disk: Disk::default(), last_saved: AtomicUsize::new(0) }
+        Store { run_dir: run_dir.to_path_buf(), disk: Disk::default(), last_saved: AtomicUsize::new(0), under_way: Mutex::default() }
     }
 
     /// For tests: calls `hook` before every change to the disk.
@@ -156,12 +165,41 @@ impl Store {
     fn clean(&self) -> Result<Vec<String>> {
         let mut notices = Vec::new();
         for path in self.leftovers()? {
-            if !belongs_to_another(&path) {
+            if !belongs_to_another(&path) && self.lock_under_way().as_ref() != Some(&path) {
                 self.disk.remove(&path)?;
                 notices.push(format!("{}: left behind by a save that was cut short; removed", path.display()));
             }
         }
         Ok(notices)
+    }
+
+    /// Makes the temporary folder of a save of several ranks and returns its name.
+    fn make_temporary(&self, step: usize) -> Result<String> {
+        let path = self.temporary(step);
+        if path.exists() {
+            self.disk.remove(&path)?;
+        }
+        *self.lock_under_way() = Some(path.clone());
+        self.disk.create_dir(&path)?;
+        Ok(path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+    }
+
+    /// The save in this temporary folder has ended; what is there after a failure is removed.
+    fn forget_temporary(&self, path: &Path, failed: bool) {
+        if failed && path.exists() {
+            // Best effort: the error to report is the first one, and the next clean-up tries again.
+            let _ = self.disk.remove(path);
+        }
+        *self.lock_under_way() = None;
+    }
+
+    fn lock_under_way(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A checkpoint of this step has been committed.
+    fn note_saved(&self, step: usize) {
+        self.last_saved.store(step + 1, Ordering::Relaxed);
     }
 
     fn temporary(&self, step: usize) -> PathBuf {
