@@ -3,8 +3,8 @@
 
 use crate::{
     Error, Result, Sidecar, Store, WeightsFolder,
-    disk::{Disk, Hook, list, sibling},
     convert::stored_dtype,
+    disk::{Disk, Hook, list, sibling},
     safetensors::{Data, Far, Item, TensorRef, Want, write_sharded},
     sidecar::is_model_file,
     store::{Checkpoint, Kind, Manifest, base_dtype},
@@ -40,15 +40,16 @@ impl Default for ExportOptions {
 /// used; [`Error::Io`] when the disk refuses, with the target as it was.
 pub fn export(out: &Path, params: &[Param], weights: &[View<'_>], sidecar: &Sidecar, options: &ExportOptions) -> Result<()> {
     let items = items_of("", params, weights, out)?;
-    write_folder(out, &items, sidecar, options)
+    write_folder(out, &items, sidecar, options).map(|_| ())
 }
 
 /// Exports the weights of a step checkpoint, whoever saved it. Needs nothing but its folder. Weights pass through buffers of fixed
-/// size. Those of several ranks are checked as they are read; those of one rank the caller has verified.
+/// size. Those of several ranks are checked as they are read; those of one rank the caller has verified. Returns the bytes of weights
+/// written.
 ///
 /// # Errors
 /// As [`export`] and [`Checkpoint::open`].
-pub fn export_checkpoint(step_dir: &Path, out: &Path, options: &ExportOptions) -> Result<()> {
+pub fn export_checkpoint(step_dir: &Path, out: &Path, options: &ExportOptions) -> Result<u64> {
     let checkpoint = Checkpoint::open(step_dir)?;
     let dtype = match options.dtype {
         Some(dtype) => Some(dtype),
@@ -98,7 +99,8 @@ pub(crate) fn items_of<'a>(prefix: &str, params: &[Param], tensors: &[View<'a>],
     Ok(items)
 }
 
-fn write_folder(out: &Path, items: &[Item<'_>], sidecar: &Sidecar, options: &ExportOptions) -> Result<()> {
+/// Returns the bytes of weights.
+fn write_folder(out: &Path, items: &[Item<'_>], sidecar: &Sidecar, options: &ExportOptions) -> Result<u64> {
     let out = target(out, options.overwrite)?;
     let dtype = match options.dtype {
         Some(dtype) => dtype,
@@ -110,9 +112,9 @@ fn write_folder(out: &Path, items: &[Item<'_>], sidecar: &Sidecar, options: &Exp
         disk.remove(&fresh)?;
     }
     let result = fill(&disk, &fresh, items, sidecar, dtype, options.max_shard_bytes)
-        .and_then(|()| keep_unrelated(&disk, &out, &fresh))
-        .and_then(|()| disk.sync_dir(&fresh))
-        .and_then(|()| disk.replace_dir(&fresh, &out));
+        .and_then(|bytes| keep_unrelated(&disk, &out, &fresh).map(|()| bytes))
+        .and_then(|bytes| disk.sync_dir(&fresh).map(|()| bytes))
+        .and_then(|bytes| disk.replace_dir(&fresh, &out).map(|()| bytes));
     if result.is_err() && fresh.exists() {
         // Best effort: the error to report is the first one.
         let _ = disk.remove(&fresh);
@@ -160,11 +162,11 @@ fn refuse_run(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn fill(disk: &Disk, dir: &Path, items: &[Item<'_>], sidecar: &Sidecar, dtype: DType, max_shard: u64) -> Result<()> {
+fn fill(disk: &Disk, dir: &Path, items: &[Item<'_>], sidecar: &Sidecar, dtype: DType, max_shard: u64) -> Result<u64> {
     disk.create_dir(dir)?;
     sidecar.write(disk, dir, dtype)?;
-    write_sharded(disk, dir, "model", items, Some(dtype), max_shard)?;
-    Ok(())
+    let written = write_sharded(disk, dir, "model", items, Some(dtype), max_shard)?;
+    Ok(written.iter().filter(|w| w.name.ends_with(".safetensors")).map(|w| w.bytes).sum())
 }
 
 /// Gives the files of `old` that belong to no model a second name in `new`.

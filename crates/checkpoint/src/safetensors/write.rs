@@ -231,7 +231,8 @@ fn fetch_parts(
     far: &dyn Far,
     parts: &mut Vec<(&Item<'_>, Range<usize>, Tensor)>,
 ) -> Result<()> {
-    let wants = parts.iter_mut().map(|(item, range, t)| Want { name: &item.name, shape: &item.shape, range: range.clone(), into: t.view_mut() });
+    let wants =
+        parts.iter_mut().map(|(item, range, t)| Want { name: &item.name, shape: &item.shape, range: range.clone(), into: t.view_mut() });
     far.fetch(wants.collect())?;
     for (_, range, tensor) in parts.drain(..) {
         let Some(TensorRef { bytes, dtype, .. }) = TensorRef::of_view(tensor.view(), 0..range.len(), &[range.len()]) else { continue };

@@ -57,6 +57,8 @@ pub struct Listed {
     pub path: PathBuf,
     /// Bytes of its files.
     pub bytes: u64,
+    /// How many ranks saved it; 1 when that cannot be told.
+    pub ranks: usize,
     /// Nothing, or why it is not whole.
     pub fault: Option<Fault>,
 }
@@ -123,8 +125,7 @@ impl Store {
         let mut found = Vec::new();
         for path in self.entries()? {
             let Some(step) = path.file_name().and_then(|n| step_of(&n.to_string_lossy())) else { continue };
-            let fault = Manifest::check(&path).err();
-            found.push(Listed { step, bytes: size(&path), path, fault });
+            found.push(Listed { step, ..look(path) });
         }
         found.sort_by_key(|l| l.step);
         Ok(found)
@@ -205,6 +206,16 @@ impl Store {
     fn temporary(&self, step: usize) -> PathBuf {
         self.dir().join(format!("{TEMPORARY}{step:06}-{}", std::process::id()))
     }
+}
+
+/// A quick look at a checkpoint's folder: files present, sizes right.
+pub fn look(path: PathBuf) -> Listed {
+    let step = path.file_name().and_then(|n| step_of(&n.to_string_lossy())).unwrap_or(0);
+    let (ranks, fault) = match Manifest::check(&path) {
+        Ok(manifest) => (manifest.shards.len().max(1), None),
+        Err(fault) => (1, Some(fault)),
+    };
+    Listed { step, bytes: size(&path), path, ranks, fault }
 }
 
 /// Name of the folder of checkpoints in a run folder.

@@ -3,8 +3,7 @@
 use super::common::snapshot;
 use super::ranks::*;
 use std::{
-    fs,
-    io,
+    fs, io,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -37,12 +36,24 @@ fn every_damage_is_named_and_passed_over() {
         ("a truncated shard", |d| edit(d.join("rank-00002.bin"), |b| b.truncate(b.len() - 8)), &["bytes instead of"]),
         ("a shard that is gone", |d| gone(d.join("rank-00001.bin")), &["is missing"]),
         ("a record that is gone", |d| gone(d.join("rank-00001.json")), &["is missing"]),
-        ("a flipped bit", |d| edit(d.join("rank-00003.bin"), |b| flip_at(b, 3, 4)), &["other contents", "exp_avg"]),
-        ("a flipped bit at the start", |d| edit(d.join("rank-00000.bin"), |b| flip_at(b, 0, 1)), &["other contents", "weight of model.embed_tokens.weight"]),
+        ("a flipped bit", |d| edit(d.join("rank-00003.bin"), |b| flip_at(b, 3, 4)), &["other contents", "in 1 of 1 blocks"]),
+        (
+            "a flipped bit at the start",
+            |d| edit(d.join("rank-00000.bin"), |b| flip_at(b, 0, 1)),
+            &["other contents", "weight of model.embed_tokens.weight"],
+        ),
         ("a flipped bit of an index", |d| edit(d.join("tensors.json"), |b| flip_at(b, 1, 2)), &["other contents"]),
         ("a flipped bit of a record", |d| edit(d.join("rank-00002.json"), |b| flip_at(b, 1, 2)), &["other contents"]),
-        ("a record of another step", |d| copied(&d.with_file_name("step-000003/rank-00001.json"), d.join("rank-00001.json")), &["rank-00001.json"]),
-        ("a manifest of another step", |d| copied(&d.with_file_name("step-000003/manifest.json"), d.join("manifest.json")), &["it is the manifest of step 3"]),
+        (
+            "a record of another step",
+            |d| copied(&d.with_file_name("step-000003/rank-00001.json"), d.join("rank-00001.json")),
+            &["rank-00001.json"],
+        ),
+        (
+            "a manifest of another step",
+            |d| copied(&d.with_file_name("step-000003/manifest.json"), d.join("manifest.json")),
+            &["it is the manifest of step 3"],
+        ),
     ];
     for (what, damage, words) in faults {
         let root = tempdir().unwrap();

@@ -128,7 +128,10 @@ fn a_rank_that_dies_at_any_operation_costs_nothing() {
             // The next job finds its way, and nothing stays behind.
             job.save(&LAYOUT, 9).into_iter().for_each(|r| drop(r.unwrap()));
             job.store().prune(0, 0).unwrap();
-            let hidden = fs::read_dir(job.store().dir()).unwrap().filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with('.')).count();
+            let hidden = fs::read_dir(job.store().dir())
+                .unwrap()
+                .filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with('.'))
+                .count();
             assert_eq!(hidden, 0);
             assert!(job.assert_resumes(&LAYOUT, 9).is_empty());
         }

@@ -119,6 +119,22 @@ fn large_files_go_through_few_buffers() {
     // A whole load by one process gives the same as the ranks' loads.
     let (loaded, _) = job.store().load_latest(&params).unwrap().unwrap();
     assert!(same_bits(loaded.exp_avg_sq[0].view().reshape(&[2_000_000]), values(5, Kind::ExpAvgSq, &params[0], DType::F32).view()));
+    // Damage is located to a block and the tensors in it, and does not matter to whoever reads others.
+    let path = job.store().step_dir(5).join("rank-00001.bin");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let fault = store::verify(&job.store().step_dir(5)).unwrap_err().to_string();
+    for word in ["rank-00001.bin", "in 1 of 6 blocks", "which hold exp_avg_sq of lm_head.weight"] {
+        assert!(fault.contains(word), "{fault}");
+    }
+    let one = [declare(&job.arch).into_iter().find(|p| p.name == "lm_head.weight").unwrap()];
+    let mut read = |range: std::ops::Range<usize>| {
+        let mut into = Tensor::from_vec(vec![0f32; range.len()], &[range.len()]);
+        checkpoint.read(vec![Slot { kind: Kind::ExpAvgSq, param: &one[0], range, into: into.view_mut() }])
+    };
+    read(0..1000).unwrap();
+    assert!(matches!(read(1_999_000..2_000_000), Err(temper_checkpoint::Error::NotWhole { .. })));
 }
 
 #[test]

@@ -15,10 +15,7 @@ use temper_checkpoint::{
 };
 use temper_comm::{Comm, World, threads};
 use temper_config::{Arch, ModelType, Moe};
-use temper_model::{
-    AxisRank, Seat, declare,
-    param::Param,
-};
+use temper_model::{AxisRank, Seat, declare, param::Param};
 use temper_tensor::{DType, Tensor, View};
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -135,16 +132,18 @@ fn mix(mut x: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// Bits of one element of a logical tensor: any bits at all, not-a-number too.
-pub fn bits(step: usize, kind: Kind, name: &str, element: usize) -> u32 {
-    let name = name.bytes().fold(kind as u64 + 7 * step as u64, |h, b| mix(h ^ u64::from(b)));
-    mix(name ^ element as u64) as u32
+/// The seed of a logical tensor's elements.
+fn seed(step: usize, kind: Kind, name: &str) -> u64 {
+    name.bytes().fold(kind as u64 + 7 * step as u64, |h, b| mix(h ^ u64::from(b)))
 }
 
-/// The values of a rank's parameter, F32 or BF16.
+/// The values of a rank's parameter, F32 or BF16: any bits at all, not-a-number too.
 pub fn values(step: usize, kind: Kind, param: &Param, dtype: DType) -> Tensor {
-    let runs = param.pieces.iter().flat_map(|p| p.runs().map(move |r| (p, r)));
-    let all: Vec<u32> = runs.flat_map(|(p, r)| (r.disk..r.disk + r.len).map(move |e| bits(step, kind, &p.name, e))).collect();
+    let runs = param.pieces.iter().flat_map(|p| {
+        let seed = seed(step, kind, &p.name);
+        p.runs().map(move |r| (seed, r))
+    });
+    let all: Vec<u32> = runs.flat_map(|(seed, r)| (r.disk..r.disk + r.len).map(move |e| mix(seed ^ e as u64) as u32)).collect();
     match dtype {
         DType::BF16 => Tensor::from_vec(all.into_iter().map(|b| bf16::from_bits(b as u16)).collect(), &[param.numel()]),
         _ => Tensor::from_vec(all.into_iter().map(f32::from_bits).collect(), &[param.numel()]),
@@ -274,7 +273,10 @@ impl Job {
                 (checkpoint.step(), notices)
             }))
         });
-        let steps: Vec<_> = all.iter().map(|r: &Result<_, Error>| r.as_ref().map(|f| f.as_ref().map(|f: &(usize, Vec<String>)| f.0)).map_err(|e| e.to_string())).collect();
+        let steps: Vec<_> = all
+            .iter()
+            .map(|r: &Result<_, Error>| r.as_ref().map(|f| f.as_ref().map(|f: &(usize, Vec<String>)| f.0)).map_err(|e| e.to_string()))
+            .collect();
         assert!(steps.windows(2).all(|w| w[0] == w[1]), "{steps:?}");
         all.swap_remove(0)
     }

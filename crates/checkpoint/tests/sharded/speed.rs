@@ -15,7 +15,12 @@ fn speed() {
     for (rank, result) in job.save(&from, 5).into_iter().enumerate() {
         let done = result.unwrap();
         let gb = done.saved.bytes as f64 / 1e9;
-        println!("save, rank {rank}: {gb:.2} GB by all, paused {:?}, took {:?}: {:.2} GB/s", done.paused, done.took, gb / done.took.as_secs_f64());
+        println!(
+            "save, rank {rank}: {gb:.2} GB by all, paused {:?}, took {:?}: {:.2} GB/s",
+            done.paused,
+            done.took,
+            gb / done.took.as_secs_f64()
+        );
     }
     let out = root.path().join("hf");
     let start = std::time::Instant::now();
@@ -25,7 +30,12 @@ fn speed() {
     for rank in 0..2 {
         let checkpoint = temper_checkpoint::Checkpoint::open(&job.store().step_dir(5)).unwrap();
         let traffic = job.read_rank(&checkpoint, &to, rank).unwrap();
-        println!("load, rank {rank}: {:.2} GB wanted, {:.2} read, {:.2} GB/s", traffic.wanted as f64 / 1e9, traffic.read as f64 / 1e9, traffic.gb_per_s());
+        println!(
+            "load, rank {rank}: {:.2} GB wanted, {:.2} read, {:.2} GB/s",
+            traffic.wanted as f64 / 1e9,
+            traffic.read as f64 / 1e9,
+            traffic.gb_per_s()
+        );
     }
     let folder = WeightsFolder::open(&out).unwrap();
     for (what, dtype) in [("as they are", DType::BF16), ("as f32", DType::F32)] {

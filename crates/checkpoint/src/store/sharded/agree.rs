@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use temper_comm::Comm;
-use temper_tensor::{View, ViewMut, Tensor};
+use temper_tensor::{Tensor, View};
 
 /// Longest time between two messages of a rank that still works.
 const BEAT: Duration = Duration::from_secs(1);
@@ -39,7 +39,11 @@ enum Standing {
     Busy,
     /// With rank 0's word to all.
     Done(String),
-    Failed { rank: usize, class: Class, message: String },
+    Failed {
+        rank: usize,
+        class: Class,
+        message: String,
+    },
 }
 
 /// Does `job` on every rank of a group. Succeeds when it does everywhere, with this rank's result and the word that rank 0's job
@@ -164,8 +168,7 @@ fn send(comm: &dyn Comm, standing: &Standing, to: usize) -> Result<()> {
 
 fn receive(comm: &dyn Comm, from: usize) -> Result<Standing> {
     let mut words = Tensor::from_vec(vec![0i32; WORDS], &[WORDS]);
-    let into: ViewMut<'_> = words.view_mut();
-    comm.recv(into, from)?.wait()?;
+    comm.recv(words.view_mut(), from)?.wait()?;
     Ok(Standing::parse(words.as_slice().unwrap_or_default()))
 }
 
@@ -176,14 +179,13 @@ impl Standing {
         let (state, rank, text) = match self {
             Standing::Busy => (0, 0, ""),
             Standing::Done(word) => (1, 0, word.as_str()),
-            Standing::Failed { rank, class, message } => (2 + Standing::CLASSES.iter().position(|c| c == class).unwrap_or(0), *rank, message.as_str()),
+            Standing::Failed { rank, class, message } => {
+                (2 + Standing::CLASSES.iter().position(|c| c == class).unwrap_or(0), *rank, message.as_str())
+            }
         };
-        let mut end = text.len().min((WORDS - HEAD) * 4);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        let mut words = vec![state as i32, rank as i32, end as i32];
-        words.extend(text.as_bytes()[..end].chunks(4).map(|four| {
+        let text = fitted(text);
+        let mut words = vec![state as i32, rank as i32, text.len() as i32];
+        words.extend(text.as_bytes().chunks(4).map(|four| {
             let mut word = [0; 4];
             word[..four.len()].copy_from_slice(four);
             i32::from_le_bytes(word)
@@ -205,5 +207,35 @@ impl Standing {
                 Standing::Failed { rank: usize::try_from(*rank).unwrap_or(0), class, message: text }
             }
         }
+    }
+}
+
+/// A text as long as a message may hold; what is cut says so.
+fn fitted(text: &str) -> std::borrow::Cow<'_, str> {
+    const CUT: &str = " ... (cut)";
+    let room = (WORDS - HEAD) * 4;
+    if text.len() <= room {
+        return text.into();
+    }
+    let mut end = room - CUT.len();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{CUT}", &text[..end]).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back() {
+        let failed = |message: &str| Standing::Failed { rank: 7, class: Class::NotWhole, message: message.into() };
+        for standing in [Standing::Busy, Standing::Done("\u{e9}t\u{e9}".into()), failed("why")] {
+            assert_eq!(Standing::parse(&standing.words()), standing);
+        }
+        let Standing::Failed { message, .. } = Standing::parse(&failed(&"\u{e9}".repeat(5000)).words()) else { panic!() };
+        assert!(message.len() > 4000 && message.ends_with("\u{e9} ... (cut)"));
+        assert_eq!(Standing::parse(&[]), Standing::Busy);
     }
 }

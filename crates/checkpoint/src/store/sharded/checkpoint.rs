@@ -1,8 +1,13 @@
 //! A checkpoint open for reading, whoever wrote it: from the parts that its ranks had to those that this rank wants.
 
 use super::{
-    super::{Fault, Kind, Manifest, load::StateFile, manifest},
-    BLOCK, data_name,
+    super::{
+        Fault, Kind, Manifest,
+        load::StateFile,
+        manifest,
+        save::{OPTIMIZER, STATE},
+    },
+    BLOCK, TENSORS, data_name,
     record::{Index, Record, TensorEntry},
     record_name, verify,
 };
@@ -32,16 +37,17 @@ pub struct Checkpoint {
 
 enum Content {
     /// Of one rank: two folders of safetensors.
-    Whole { weights: WeightsFolder, moments: WeightsFolder },
+    Whole {
+        weights: WeightsFolder,
+        moments: WeightsFolder,
+    },
     Sharded(Shards),
 }
 
 /// The files of several ranks.
 struct Shards {
     dir: PathBuf,
-    step: usize,
-    /// Sizes of the files.
-    sizes: Vec<u64>,
+    manifest: Manifest,
     tensors: Vec<TensorEntry>,
     places: HashMap<Kind, HashMap<String, usize>>,
     /// Files in use, opened when first wanted.
@@ -56,8 +62,8 @@ struct OpenShard {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint's folder. Of a checkpoint of several ranks all small files are checked here, tensors when they are read; of one
-    /// of one rank nothing is checked here but sizes ([`crate::store::verify`] reads it all).
+    /// Opens a checkpoint's folder. Of several ranks' checkpoint the indexes and the state are checked here and tensors when they are
+    /// read; of one rank's nothing is but sizes ([`crate::store::verify`] reads it all).
     ///
     /// # Errors
     /// [`Error::NotWhole`] when it is incomplete or damaged.
@@ -65,12 +71,9 @@ impl Checkpoint {
         let not_whole = |fault| Error::NotWhole { path: path.to_path_buf(), fault };
         let manifest = Manifest::check(path).map_err(not_whole)?;
         let content = if manifest.shards.is_empty() {
-            Content::Whole { weights: WeightsFolder::open(path)?, moments: WeightsFolder::open_stem(path, super::super::save::OPTIMIZER)? }
+            Content::Whole { weights: WeightsFolder::open(path)?, moments: WeightsFolder::open_stem(path, OPTIMIZER)? }
         } else {
-            let wrong = manifest.wrong_files(path);
-            if !wrong.is_empty() {
-                return Err(not_whole(Fault::Damaged(wrong)));
-            }
+            vouched(path, &manifest, &[TENSORS, STATE])?;
             Content::Sharded(Shards::open(path, &manifest)?)
         };
         let state = StateFile::read(path)?;
@@ -99,7 +102,7 @@ impl Checkpoint {
 
     /// The ranks that wrote it.
     pub fn ranks(&self) -> usize {
-        if let Content::Sharded(shards) = &self.content { shards.sizes.len() } else { 1 }
+        if let Content::Sharded(shards) = &self.content { shards.open.len() } else { 1 }
     }
 
     /// The type in which it holds weights or moments, by the first of these parameters.
@@ -149,6 +152,15 @@ impl Checkpoint {
     }
 }
 
+/// The manifest must vouch for these files, and they must be as it says.
+fn vouched(dir: &Path, manifest: &Manifest, names: &[&str]) -> Result<()> {
+    if let Some(name) = names.iter().find(|name| !manifest.files.iter().any(|f| f.name == **name)) {
+        return Err(Error::bad(&dir.join(manifest::NAME), format!("does not list {name}")));
+    }
+    let wrong = manifest.wrong_files(dir, |name| names.contains(&name));
+    if wrong.is_empty() { Ok(()) } else { Err(Error::NotWhole { path: dir.to_path_buf(), fault: Fault::Damaged(wrong) }) }
+}
+
 /// The parameters under the names that their moments have in files of one rank.
 pub(crate) fn prefixed<'a>(params: impl Iterator<Item = &'a Param>, kind: Kind) -> Vec<Param> {
     let rename = |p: &Piece| Piece { name: format!("{}{}", kind.prefix(), p.name), ..p.clone() };
@@ -158,10 +170,8 @@ pub(crate) fn prefixed<'a>(params: impl Iterator<Item = &'a Param>, kind: Kind) 
 impl Shards {
     fn open(dir: &Path, manifest: &Manifest) -> Result<Shards> {
         let sizes: Vec<u64> = manifest.shards.iter().map(|s| s.bytes).collect();
-        let expected = manifest.shards.iter().enumerate().all(|(rank, s)| s.name == data_name(rank));
-        let needed = |name: &str| manifest.files.iter().any(|f| f.name == name);
-        if !expected || !needed(super::TENSORS) || !(0..sizes.len()).all(|rank| needed(&record_name(rank))) {
-            return Err(Error::bad(&dir.join(manifest::NAME), "does not list the files of every rank"));
+        if let Some(other) = manifest.shards.iter().enumerate().find(|(rank, s)| s.name != data_name(*rank)) {
+            return Err(Error::bad(&dir.join(manifest::NAME), format!("lists {} in place of {}", other.1.name, data_name(other.0))));
         }
         let Index { tensors, .. } = Index::read(dir, manifest.step, &sizes)?;
         let mut places: HashMap<Kind, HashMap<String, usize>> = HashMap::new();
@@ -169,7 +179,7 @@ impl Shards {
             places.entry(tensor.kind).or_default().insert(tensor.name.clone(), i);
         }
         let open = sizes.iter().map(|_| OnceLock::new()).collect();
-        Ok(Shards { dir: dir.to_path_buf(), step: manifest.step, sizes, tensors, places, open })
+        Ok(Shards { dir: dir.to_path_buf(), manifest: manifest.clone(), tensors, places, open })
     }
 
     fn find(&self, kind: Kind, name: &str) -> Option<&TensorEntry> {
@@ -182,7 +192,8 @@ impl Shards {
         if let Some(open) = place.get() {
             return Ok(open);
         }
-        let record = Record::read(&self.dir, self.step, rank, self.sizes.len())?;
+        vouched(&self.dir, &self.manifest, &[&record_name(rank)])?;
+        let record = Record::read(&self.dir, self.manifest.step, rank, self.open.len())?;
         let checks = record.checks(&self.dir)?;
         let file = File::open(&path).map_err(Error::io("open", &path))?;
         Ok(place.get_or_init(|| OpenShard { path, file, record, checks }))

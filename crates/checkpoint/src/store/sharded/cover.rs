@@ -1,6 +1,10 @@
 //! The check before a commit: what all ranks wrote is the whole model, every element of it once.
 
-use super::{FORMAT, super::Kind, Fragment, Named, record::{Index, Record, TensorEntry}};
+use super::{
+    super::Kind,
+    FORMAT, Fragment, Named,
+    record::{Index, Record, TensorEntry},
+};
 use crate::error::some_of;
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
@@ -31,8 +35,10 @@ pub(crate) fn index(step: usize, declared: &[Declared], records: &[Record]) -> R
     // Weights without moments are a checkpoint too; moments of some tensors only are not.
     let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|k| *k == Kind::Weight || written.keys().any(|w| w.1 == *k)).collect();
     let all: Vec<(&Declared, Kind)> = kinds.iter().flat_map(|k| declared.iter().map(move |d| (d, *k))).collect();
-    let checked: Vec<Result<TensorEntry, String>> =
-        all.par_iter().map(|((name, shape), kind)| one(name, shape, *kind, written.get(&(name.as_str(), *kind)).map_or(&[], Vec::as_slice))).collect();
+    let checked: Vec<Result<TensorEntry, String>> = all
+        .par_iter()
+        .map(|((name, shape), kind)| one(name, shape, *kind, written.get(&(name.as_str(), *kind)).map_or(&[], Vec::as_slice)))
+        .collect();
     let (mut tensors, mut wrong) = (Vec::with_capacity(checked.len()), Vec::new());
     for entry in checked {
         match entry {

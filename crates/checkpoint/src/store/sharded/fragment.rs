@@ -89,7 +89,10 @@ impl Fragment {
         }
         let size = dtype.size() as u64;
         let end = (self.len() as u64).checked_mul(size).and_then(|n| n.checked_add(self.at));
-        self.range[0] <= self.range[1] && self.range[1] <= local.iter().product() && self.at.is_multiple_of(size) && end.is_some_and(|end| end <= bytes)
+        self.range[0] <= self.range[1]
+            && self.range[1] <= local.iter().product()
+            && self.at.is_multiple_of(size)
+            && end.is_some_and(|end| end <= bytes)
     }
 }
 

@@ -29,8 +29,8 @@ mod write;
 
 pub(crate) use agree::agree;
 pub use checkpoint::Checkpoint;
-use fragment::{Fragment, Named};
 pub use fragment::{Entry, own_ranges};
+use fragment::{Fragment, Named};
 pub use packing::Snapshot;
 pub use saver::{Committed, Request, Saver};
 pub(crate) use verify::verify_shards;

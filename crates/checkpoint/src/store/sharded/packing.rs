@@ -159,7 +159,12 @@ impl Packer {
     fn flush(&mut self) -> std::result::Result<(), Closed> {
         let buffer = std::mem::take(&mut self.buffer);
         self.sent += buffer.len() as u64;
-        self.out.send(Packed::Buffer(buffer)).map_err(|_| Closed)
+        self.out.send(Packed::Buffer(buffer)).map_err(|unsent| {
+            if let Packed::Buffer(buffer) = unsent.0 {
+                self.pool.give(buffer);
+            }
+            Closed
+        })
     }
 
     fn end(mut self) -> std::result::Result<(), Closed> {

@@ -67,7 +67,10 @@ impl Record {
         let blocks = record.bytes.div_ceil(BLOCK as u64);
         if record.format != FORMAT || record.block != BLOCK || record.blocks.len() as u64 != blocks {
             let Record { format, block, .. } = record;
-            return Err(Error::bad(&path, format!("format {format} with blocks of {block} bytes; this version of temper reads {FORMAT} with {BLOCK}")));
+            return Err(Error::bad(
+                &path,
+                format!("format {format} with blocks of {block} bytes; this version of temper reads {FORMAT} with {BLOCK}"),
+            ));
         }
         Ok(record)
     }

@@ -27,16 +27,23 @@ impl Store {
         let mut below = None;
         loop {
             // Rank 0 chooses, so that all speak of one checkpoint even while a shared folder's listing is not the same everywhere.
-            let (_, word) = agree(comm, |_| if comm.rank() == 0 { Ok(((), self.choose(below, &mut bad)?)) } else { Ok(((), String::new())) })?;
+            let (_, word) =
+                agree(comm, |_| if comm.rank() == 0 { Ok(((), self.choose(below, &mut bad)?)) } else { Ok(((), String::new())) })?;
             let Ok(step) = word.parse::<usize>() else {
-                return if word == NONE { Ok(None) } else { Err(Error::NoneWhole { dir: self.dir(), checkpoints: word.lines().map(str::to_string).collect() }) };
+                return if word == NONE {
+                    Ok(None)
+                } else {
+                    Err(Error::NoneWhole { dir: self.dir(), checkpoints: word.lines().map(str::to_string).collect() })
+                };
             };
             match self.read_together(comm, self.step_dir(step), &mut read) {
                 Ok((value, checkpoint)) => {
                     notices.extend(bad);
                     return Ok(Some((value, checkpoint, notices)));
                 }
-                Err(e) if e.class() == Class::NotWhole => bad.push(format!("checkpoint {} is passed over: {e}", self.step_dir(step).display())),
+                Err(e) if e.class() == Class::NotWhole => {
+                    bad.push(format!("checkpoint {} is passed over: {e}", self.step_dir(step).display()))
+                }
                 Err(e) => return Err(e),
             }
             below = Some(step);

@@ -110,7 +110,8 @@ impl Saver {
     /// The first failure of any rank. Earlier checkpoints are as they were.
     pub fn wait(&mut self) -> Result<Option<Committed>> {
         let Some(Running { thread, since, paused }) = self.running.take() else { return Ok(None) };
-        let panicked = || Error::OfRank { rank: self.comm.rank(), class: Class::Failed, message: "the saving thread panicked; see its log".into() };
+        let panicked =
+            || Error::OfRank { rank: self.comm.rank(), class: Class::Failed, message: "the saving thread panicked; see its log".into() };
         let result = thread.join().unwrap_or_else(|_| Err(panicked()));
         if let Err(e) = &result
             && e.class() == Class::Lost
@@ -163,7 +164,8 @@ impl Task {
             write_rank(&store.disk, &temporary, author, &intake, stop)?;
             Ok(((), String::new()))
         });
-        let committed = written.and_then(|_| agree(comm, |_| if lead { Ok(((), self.commit(&temporary)?.to_string())) } else { Ok(((), String::new())) }));
+        let committed = written
+            .and_then(|_| agree(comm, |_| if lead { Ok(((), self.commit(&temporary)?.to_string())) } else { Ok(((), String::new())) }));
         if let Err(e) = &committed
             && e.class() != Class::Lost
         {
@@ -197,7 +199,10 @@ impl Task {
             let path = dir.join(data_name(record.rank));
             let found = std::fs::metadata(&path).map_err(Error::io("find", &path))?.len();
             if found != record.bytes {
-                return Err(Error::bad(&path, format!("{found} bytes, of {} that its rank wrote; is the file system shared by all hosts?", record.bytes)));
+                return Err(Error::bad(
+                    &path,
+                    format!("{found} bytes, of {} that its rank wrote; is the file system shared by all hosts?", record.bytes),
+                ));
             }
             shards.push(manifest::ShardFile { name: data_name(record.rank), bytes: record.bytes });
         }

@@ -1,6 +1,12 @@
 //! What one rank writes: its data file, block by block as buffers come, and the record of it.
 
-use super::{BLOCK, FORMAT, Named, agree::Stop, data_name, packing::{Intake, Packed}, record::Record};
+use super::{
+    BLOCK, FORMAT,
+    agree::Stop,
+    data_name,
+    packing::{Intake, Packed},
+    record::Record,
+};
 use crate::{Error, Result, disk::Disk};
 use rayon::prelude::*;
 use std::{
@@ -70,8 +76,9 @@ pub(crate) fn write_rank(disk: &Disk, dir: &Path, author: Author, intake: &Intak
         }
         match intake.next(GLANCE) {
             Ok(Packed::Buffer(buffer)) => {
-                out.write(&buffer)?;
+                let written = out.write(&buffer);
                 intake.give_back(buffer);
+                written?;
             }
             Ok(Packed::End(fragments)) => break fragments,
             Err(RecvTimeoutError::Timeout) => {}
@@ -79,7 +86,6 @@ pub(crate) fn write_rank(disk: &Disk, dir: &Path, author: Author, intake: &Intak
         }
     };
     let (bytes, blocks) = out.finish()?;
-    let fragments: Vec<Named> = fragments;
     Record { format: FORMAT, step, rank, ranks, bytes, block: BLOCK, blocks, fragments }.write(disk, dir)?;
     disk.sync_dir(dir)
 }
