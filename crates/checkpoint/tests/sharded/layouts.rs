@@ -129,7 +129,7 @@ fn large_files_go_through_few_buffers() {
         assert!(fault.contains(word), "{fault}");
     }
     let one = [declare(&job.arch).into_iter().find(|p| p.name == "lm_head.weight").unwrap()];
-    let mut read = |range: std::ops::Range<usize>| {
+    let read = |range: std::ops::Range<usize>| {
         let mut into = Tensor::from_vec(vec![0f32; range.len()], &[range.len()]);
         checkpoint.read(vec![Slot { kind: Kind::ExpAvgSq, param: &one[0], range, into: into.view_mut() }])
     };
