@@ -77,7 +77,7 @@ impl Record {
 
     /// The checksums.
     pub(crate) fn checks(&self, dir: &Path) -> Result<Vec<blake3::Hash>> {
-        let parsed = self.blocks.iter().map(|hex| blake3::Hash::from_hex(hex)).collect::<std::result::Result<_, _>>();
+        let parsed = self.blocks.iter().map(blake3::Hash::from_hex).collect::<std::result::Result<_, _>>();
         parsed.map_err(|e| Error::bad(&dir.join(record_name(self.rank)), format!("not a checksum: {e}")))
     }
 
