@@ -2,7 +2,7 @@
 
 use crate::safetensors::Stored;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
-use temper_tensor::{DType, FromSlice};
+use temper_tensor::{DType, FromSlice, Tensor};
 
 /// Elements converted by one task: large enough to hide the cost of a task, small enough to share out evenly.
 pub(crate) const CHUNK: usize = 1 << 18;
@@ -62,6 +62,20 @@ pub(crate) fn stored_dtype(dtype: DType) -> Stored {
         DType::BF16 => Stored::BF16,
         DType::F16 => Stored::F16,
         DType::I32 => Stored::I32,
+    }
+}
+
+/// A host tensor to be read into.
+pub(crate) fn zeros(dtype: DType, shape: &[usize]) -> Tensor {
+    fn of<T: FromSlice>(shape: &[usize]) -> Tensor {
+        Tensor::from_vec(vec![T::default(); shape.iter().product()], shape)
+    }
+    match dtype {
+        DType::F64 => of::<f64>(shape),
+        DType::F32 => of::<f32>(shape),
+        DType::BF16 => of::<bf16>(shape),
+        DType::F16 => of::<f16>(shape),
+        DType::I32 => of::<i32>(shape),
     }
 }
 

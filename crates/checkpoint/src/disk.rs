@@ -43,7 +43,8 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    fn perform<T>(&self, action: &'static str, path: &Path, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
+    /// One operation, unless the hook forbids it.
+    pub(crate) fn perform<T>(&self, action: &'static str, path: &Path, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
         let allowed = self.hook.as_ref().map_or(Ok(()), |h| (h.0)(Op { action, path }));
         allowed.and_then(|()| f()).map_err(Error::io(action, path))
     }

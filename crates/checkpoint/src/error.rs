@@ -42,6 +42,19 @@ pub enum Error {
         /// Each of them and what is wrong with it.
         checkpoints: Vec<String>,
     },
+    /// One of several ranks failed, and with it the work of all.
+    #[error("rank {rank}: {message}")]
+    OfRank {
+        /// The rank of the group.
+        rank: usize,
+        /// Its own error.
+        message: String,
+        /// What kind of error it was.
+        class: Class,
+    },
+    /// The ranks cannot be reached, so that nothing can be agreed on.
+    #[error("the ranks can no longer agree on a checkpoint: {0}")]
+    Comm(#[from] temper_comm::Error),
     /// A model cannot be had from the Hub.
     #[error("{id}: {message} (Hub endpoint {endpoint}). {remedy}")]
     Hub {
@@ -58,7 +71,31 @@ pub enum Error {
     },
 }
 
+/// What matters of an error to another rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The work itself failed.
+    Failed,
+    /// What the user gave is at fault.
+    BadInput,
+    /// A checkpoint is incomplete or damaged: an older one may do.
+    NotWhole,
+    /// A rank is gone or silent.
+    Lost,
+}
+
 impl Error {
+    /// What matters of it to another rank.
+    pub fn class(&self) -> Class {
+        match self {
+            Error::OfRank { class, .. } => *class,
+            Error::NotWhole { .. } => Class::NotWhole,
+            Error::Comm(_) => Class::Lost,
+            Error::Bad { .. } | Error::Hub { bad_input: true, .. } => Class::BadInput,
+            Error::Io { .. } | Error::NoneWhole { .. } | Error::Hub { .. } => Class::Failed,
+        }
+    }
+
     /// An [`Error::Io`] from a system error.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         move |cause| Error::Io { action, path: path.to_path_buf(), cause }
@@ -71,7 +108,7 @@ impl Error {
 
     /// Whether the fault lies in what the user gave (exit code 2) rather than in the work itself (exit code 1).
     pub fn is_bad_input(&self) -> bool {
-        matches!(self, Error::Bad { .. } | Error::Hub { bad_input: true, .. })
+        self.class() == Class::BadInput
     }
 }
 

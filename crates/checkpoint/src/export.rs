@@ -3,14 +3,15 @@
 
 use crate::{
     Error, Result, Sidecar, Store, WeightsFolder,
+    convert::stored_dtype,
     disk::{Disk, Hook, list, sibling},
-    safetensors::{Item, TensorRef, write_sharded},
+    safetensors::{Data, Far, Item, TensorRef, Want, write_sharded},
     sidecar::is_model_file,
-    store::Manifest,
-    store::base_dtype,
+    store::{Checkpoint, Kind, Manifest, base_dtype},
+    transfer::Slot,
 };
 use std::path::{Path, PathBuf};
-use temper_model::param::Param;
+use temper_model::param::{Init, Param, Piece, Shard};
 use temper_tensor::{DType, View};
 
 /// How to export.
@@ -39,22 +40,46 @@ impl Default for ExportOptions {
 /// used; [`Error::Io`] when the disk refuses, with the target as it was.
 pub fn export(out: &Path, params: &[Param], weights: &[View<'_>], sidecar: &Sidecar, options: &ExportOptions) -> Result<()> {
     let items = items_of("", params, weights, out)?;
-    write_folder(out, &items, sidecar, options)
+    write_folder(out, &items, sidecar, options).map(|_| ())
 }
 
-/// Exports the weights of a step checkpoint (whose checksums the caller has verified). Needs nothing but its folder.
+/// Exports the weights of a step checkpoint, whoever saved it. Needs nothing but its folder. Weights pass through buffers of fixed
+/// size. Those of several ranks are checked as they are read; those of one rank the caller has verified. Returns the bytes of weights
+/// written.
 ///
 /// # Errors
-/// As [`export`] and [`WeightsFolder::open`].
-pub fn export_checkpoint(step_dir: &Path, out: &Path, options: &ExportOptions) -> Result<()> {
-    let folder = WeightsFolder::open(step_dir)?;
-    let names: Vec<String> = folder.files().iter().flat_map(|f| f.names_in_order()).map(str::to_string).collect();
-    let items = names.into_iter().filter_map(|name| Some(Item { tensor: folder.tensor(&name)?, name })).collect::<Vec<_>>();
+/// As [`export`] and [`Checkpoint::open`].
+pub fn export_checkpoint(step_dir: &Path, out: &Path, options: &ExportOptions) -> Result<u64> {
+    let checkpoint = Checkpoint::open(step_dir)?;
     let dtype = match options.dtype {
         Some(dtype) => Some(dtype),
         None => base_dtype(step_dir)?,
     };
-    write_folder(out, &items, &Sidecar::of_folder(step_dir), &ExportOptions { dtype, ..options.clone() })
+    let options = ExportOptions { dtype, ..options.clone() };
+    let sidecar = Sidecar::of_folder(step_dir);
+    if let Some(weights) = checkpoint.sharded_weights() {
+        let items = weights.into_iter().map(|(name, shape, dtype)| Item {
+            name: name.into(),
+            dtype: stored_dtype(dtype),
+            shape: shape.into(),
+            data: Data::Far(&checkpoint),
+        });
+        return write_folder(out, &items.collect::<Vec<_>>(), &sidecar, &options);
+    }
+    let folder = WeightsFolder::open(step_dir)?;
+    let names: Vec<String> = folder.files().iter().flat_map(|f| f.names_in_order()).map(str::to_string).collect();
+    let items = names.into_iter().filter_map(|name| Some(Item::new(name.clone(), folder.tensor(&name)?))).collect::<Vec<_>>();
+    write_folder(out, &items, &sidecar, &options)
+}
+
+impl Far for Checkpoint {
+    fn fetch(&self, wants: Vec<Want<'_>>) -> Result<()> {
+        // To a reader, a whole tensor on disk is a parameter of one piece.
+        let whole = |w: &Want<'_>| Param::new(w.name, w.shape, vec![Piece::new(w.name, w.shape, 0)], Shard::Replicated, Init::Zeros);
+        let params: Vec<Param> = wants.iter().map(whole).collect();
+        let slots = wants.into_iter().zip(&params).map(|(w, param)| Slot { kind: Kind::Weight, param, range: w.range, into: w.into });
+        self.read(slots.collect()).map(|_| ())
+    }
 }
 
 /// The pieces of the parameters under their names on disk, with a prefix.
@@ -68,13 +93,14 @@ pub(crate) fn items_of<'a>(prefix: &str, params: &[Param], tensors: &[View<'a>],
             let tensor = TensorRef::of_view(*tensor, piece.range.clone(), &piece.shape);
             let tensor = tensor
                 .ok_or_else(|| Error::bad(at, format!("{}: not in host memory or too short (a fault of this program)", piece.name)))?;
-            items.push(Item { name: format!("{prefix}{}", piece.name), tensor });
+            items.push(Item::new(format!("{prefix}{}", piece.name), tensor));
         }
     }
     Ok(items)
 }
 
-fn write_folder(out: &Path, items: &[Item<'_>], sidecar: &Sidecar, options: &ExportOptions) -> Result<()> {
+/// Returns the bytes of weights.
+fn write_folder(out: &Path, items: &[Item<'_>], sidecar: &Sidecar, options: &ExportOptions) -> Result<u64> {
     let out = target(out, options.overwrite)?;
     let dtype = match options.dtype {
         Some(dtype) => dtype,
@@ -86,9 +112,9 @@ fn write_folder(out: &Path, items: &[Item<'_>], sidecar: &Sidecar, options: &Exp
         disk.remove(&fresh)?;
     }
     let result = fill(&disk, &fresh, items, sidecar, dtype, options.max_shard_bytes)
-        .and_then(|()| keep_unrelated(&disk, &out, &fresh))
-        .and_then(|()| disk.sync_dir(&fresh))
-        .and_then(|()| disk.replace_dir(&fresh, &out));
+        .and_then(|bytes| keep_unrelated(&disk, &out, &fresh).map(|()| bytes))
+        .and_then(|bytes| disk.sync_dir(&fresh).map(|()| bytes))
+        .and_then(|bytes| disk.replace_dir(&fresh, &out).map(|()| bytes));
     if result.is_err() && fresh.exists() {
         // Best effort: the error to report is the first one.
         let _ = disk.remove(&fresh);
@@ -136,11 +162,11 @@ fn refuse_run(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn fill(disk: &Disk, dir: &Path, items: &[Item<'_>], sidecar: &Sidecar, dtype: DType, max_shard: u64) -> Result<()> {
+fn fill(disk: &Disk, dir: &Path, items: &[Item<'_>], sidecar: &Sidecar, dtype: DType, max_shard: u64) -> Result<u64> {
     disk.create_dir(dir)?;
     sidecar.write(disk, dir, dtype)?;
-    write_sharded(disk, dir, "model", items, Some(dtype), max_shard)?;
-    Ok(())
+    let written = write_sharded(disk, dir, "model", items, Some(dtype), max_shard)?;
+    Ok(written.iter().filter(|w| w.name.ends_with(".safetensors")).map(|w| w.bytes).sum())
 }
 
 /// Gives the files of `old` that belong to no model a second name in `new`.

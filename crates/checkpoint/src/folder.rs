@@ -136,6 +136,12 @@ impl WeightsFolder {
         self.files.get(*self.place.get(name)?)?.tensor(name)
     }
 
+    /// Number of the file that holds a tensor, and the byte of it at which the tensor begins.
+    pub(crate) fn location(&self, name: &str) -> Option<(usize, u64)> {
+        let file = *self.place.get(name)?;
+        Some((file, self.files.get(file)?.offset(name)?))
+    }
+
     /// The host type of the first of these parameters' tensors that is there.
     pub(crate) fn dtype_of(&self, params: &[Param]) -> Option<DType> {
         let first = params.iter().flat_map(|p| &p.pieces).find_map(|p| self.tensor(&p.name))?;
@@ -171,6 +177,10 @@ fn no_weights(dir: &Path) -> Error {
                 "the weights are only in {name}, a format that can run code when read. Convert them to safetensors first, e.g. in Python: \
                  AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
             ),
+        ),
+        None if dir.join("tensors.json").exists() => Error::bad(
+            dir,
+            "a checkpoint of several ranks, which is no model folder by itself. Make one of it with `temper checkpoint export`",
         ),
         None => Error::bad(dir, format!("no {SINGLE} and no {INDEX} in this folder. Download the weights, or set model.init = \"random\"")),
     }

@@ -1,27 +1,36 @@
-//! From a folder to the tensors of a model: plan, check everything, then allocate and convert in parallel.
+//! From a folder to the tensors of a model: plan, check everything, then allocate and read in parallel.
 
 use crate::{
     Error, Result, WeightsFolder,
-    convert::{CHUNK, Float, decode, host_dtype},
+    convert::{host_dtype, zeros},
     error::some_of,
-    safetensors::TensorRef,
+    safetensors::{File, TensorRef},
+    store::Kind,
+    transfer::{DataFile, Extent, Slot, Source, Traffic, fill},
 };
-use half::{bf16, f16};
-use rayon::prelude::*;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use temper_model::param::{Param, Piece};
 use temper_tensor::{DType, Tensor};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
-/// One tensor on disk, and what of it belongs where in a parameter.
-struct Source<'a> {
-    tensor: TensorRef<'a>,
+/// Bytes of a file read by one task: enough for any disk, and few enough for a cache to hold until they are converted.
+const UNIT: u64 = 2 << 20;
+
+/// Where the tensor of a piece lies.
+struct Place {
+    /// Number of the file.
+    file: usize,
+    /// Byte of the file at which the piece's tensor begins, whether it lies there by itself or within a fused one.
+    at: u64,
     dtype: DType,
-    piece: &'a Piece,
-    /// Element of the tensor at which the piece begins: not 0 in a fused tensor.
-    first: usize,
+}
+
+/// The places of the pieces of some parameters, by the parameters' names.
+struct Places<'f> {
+    folder: &'f WeightsFolder,
+    by_param: HashMap<&'f str, Vec<Place>>,
 }
 
 impl WeightsFolder {
@@ -35,39 +44,52 @@ impl WeightsFolder {
     /// [`Error::Bad`], before anything is allocated: missing tensors, shapes or element types that do not fit.
     pub fn load(&self, params: &[Param], dtype: DType) -> Result<(Vec<Tensor>, Vec<String>)> {
         let mut used = HashSet::new();
-        let plan = self.plan(params, &mut used)?;
+        let places = self.places(params.iter(), &mut used)?;
         let mut notices = self.notices().to_vec();
         self.note_head(&used, &mut notices);
         self.note_unknown(&used, &mut notices);
-        let tensors = match dtype {
-            DType::F64 => read::<f64>(params, &plan),
-            DType::F32 => read::<f32>(params, &plan),
-            DType::BF16 => read::<bf16>(params, &plan),
-            DType::F16 => read::<f16>(params, &plan),
-            DType::I32 => return Err(Error::bad(self.dir(), "weights cannot be read as int32")),
-        };
+        if dtype == DType::I32 {
+            return Err(Error::bad(self.dir(), "weights cannot be read as int32"));
+        }
+        let mut tensors: Vec<Tensor> = params.iter().map(|p| zeros(dtype, &p.shape)).collect();
+        let slots = params.iter().zip(&mut tensors);
+        let slots = slots.map(|(param, t)| Slot { kind: Kind::Weight, param, range: 0..param.numel(), into: t.view_mut() });
+        let traffic = fill(&places, slots.collect())?;
+        tracing::debug!("{}: {} bytes of weights at {:.2} GB/s", self.dir().display(), traffic.wanted, traffic.gb_per_s());
         Ok((tensors, notices))
     }
 
-    /// Finds the sources of every parameter and checks them.
-    fn plan<'a>(&'a self, params: &'a [Param], used: &mut HashSet<&'a str>) -> Result<Vec<Vec<Source<'a>>>> {
+    /// Fills slots with parts of parameters, reading only the bytes that they need. The slots' kind is not looked at.
+    ///
+    /// # Errors
+    /// As [`WeightsFolder::load`], before anything is read.
+    pub fn read(&self, slots: Vec<Slot<'_>>) -> Result<Traffic> {
+        let mut seen = HashSet::new();
+        let params: Vec<&Param> = slots.iter().map(|s| s.param).filter(|p| seen.insert(p.name.as_str())).collect();
+        let places = self.places(params.into_iter(), &mut HashSet::new())?;
+        fill(&places, slots)
+    }
+
+    /// Finds the tensors of every parameter and checks them.
+    fn places<'a>(&'a self, params: impl Iterator<Item = &'a Param>, used: &mut HashSet<&'a str>) -> Result<Places<'a>> {
         let mut missing = Vec::new();
-        let mut plan = Vec::with_capacity(params.len());
+        let mut by_param = HashMap::new();
         for param in params {
-            let mut sources = Vec::with_capacity(param.pieces.len());
+            let mut places = Vec::with_capacity(param.pieces.len());
             for (piece, spelling) in self.spelling(param) {
-                match self.tensor(&spelling.name) {
-                    Some(tensor) => {
+                match (self.tensor(&spelling.name), self.location(&spelling.name)) {
+                    (Some(tensor), Some((file, at))) => {
                         used.insert(&spelling.name);
+                        let dtype = self.check(spelling, &tensor)?;
                         let first = piece.whole.start - spelling.whole.start;
-                        sources.push(Source { dtype: self.check(spelling, &tensor)?, tensor, piece, first });
+                        places.push(Place { file, at: at + (first * dtype.size()) as u64, dtype });
                     }
-                    None => missing.push(spelling.name.as_str()),
+                    _ => missing.push(spelling.name.as_str()),
                 }
             }
-            plan.push(sources);
+            by_param.insert(param.name.as_str(), places);
         }
-        if missing.is_empty() { Ok(plan) } else { Err(self.missing(&missing)) }
+        if missing.is_empty() { Ok(Places { folder: self, by_param }) } else { Err(self.missing(&missing)) }
     }
 
     /// The pieces to read, each with the tensor that holds it: its own, or the fused one where one of its own is missing.
@@ -159,24 +181,27 @@ impl WeightsFolder {
     }
 }
 
-/// Allocates and fills all parameters, a few thousand elements of one of them to a task.
-fn read<T: Float>(params: &[Param], plan: &[Vec<Source<'_>>]) -> Vec<Tensor> {
-    let mut data: Vec<Vec<T>> = params.iter().map(|p| vec![T::default(); p.numel()]).collect();
-    let mut tasks: Vec<(DType, &[u8], &mut [T])> = Vec::new();
-    for (whole, sources) in data.iter_mut().zip(plan) {
-        let mut rest = whole.as_mut_slice();
-        let mut at = 0;
-        for s in sources {
-            let size = s.dtype.size();
-            for run in s.piece.runs() {
-                let (_, tail) = std::mem::take(&mut rest).split_at_mut(run.memory - at);
-                let (dst, tail) = tail.split_at_mut(run.len);
-                (rest, at) = (tail, run.memory + run.len);
-                let bytes = &s.tensor.bytes[(s.first + run.disk) * size..(s.first + run.disk + run.len) * size];
-                tasks.extend(dst.chunks_mut(CHUNK).zip(bytes.chunks(CHUNK * size)).map(|(d, b)| (s.dtype, b, d)));
-            }
-        }
+impl Source for Places<'_> {
+    fn unit(&self) -> u64 {
+        UNIT
     }
-    tasks.into_par_iter().for_each(|(dtype, bytes, dst)| decode(dtype, bytes, dst));
-    data.into_iter().zip(params).map(|(d, p)| Tensor::from_vec(d, &p.shape)).collect()
+
+    fn extents(&self, _: Kind, param: &Param, index: usize) -> Result<Vec<Extent>> {
+        let place = self.by_param.get(param.name.as_str()).and_then(|places| places.get(index));
+        let len = param.pieces.get(index).map_or(0, |p| p.shape.iter().product());
+        Ok(place.map(|Place { file, at, dtype }| Extent { file: *file, at: *at, dtype: *dtype, disk: 0, len }).into_iter().collect())
+    }
+
+    fn file(&self, file: usize) -> Result<DataFile<'_>> {
+        let file = self.folder.files().get(file).ok_or_else(|| Error::bad(self.folder.dir(), "no such file"))?;
+        Ok(DataFile { path: file.path(), file: file.handle(), bytes: file.len(), checks: None })
+    }
+
+    fn damaged(&self, file: usize, _: usize) -> Error {
+        Error::bad(self.folder.files().get(file).map_or(self.folder.dir(), File::path), "is damaged")
+    }
+
+    fn absent(&self, _: Kind, param: &Param, _: usize, element: usize) -> Error {
+        Error::bad(self.folder.dir(), format!("element {element} of {} lies nowhere", param.name))
+    }
 }

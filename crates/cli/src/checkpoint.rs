@@ -6,7 +6,8 @@ use crate::out::say;
 use crate::table::Table;
 use std::io;
 use std::path::{Path, PathBuf};
-use temper_checkpoint::store::{Fault, Located, verify};
+use std::time::{Duration, Instant};
+use temper_checkpoint::store::{Fault, Listed, Located, look, verify};
 use temper_checkpoint::{ExportOptions, Store, export_checkpoint};
 use temper_tensor::DType;
 
@@ -23,13 +24,23 @@ pub fn run(args: &Checkpoint) -> anyhow::Result<()> {
 struct Entry {
     path: PathBuf,
     bytes: u64,
+    /// How many ranks saved it.
+    ranks: usize,
     fault: Option<Fault>,
+    /// How long it took to read every byte of it.
+    took: Option<Duration>,
+}
+
+impl Entry {
+    fn gb_per_s(&self) -> Option<f64> {
+        self.took.map(|t| self.bytes as f64 / 1e9 / t.as_secs_f64().max(1e-9))
+    }
 }
 
 fn list(run: &Path, json: bool) -> anyhow::Result<()> {
     let entries = match Store::locate(run)? {
         Located::Step(path) => vec![verified(path)],
-        Located::Run(store) => store.list()?.into_iter().map(|l| Entry { path: l.path, bytes: l.bytes, fault: l.fault }).collect(),
+        Located::Run(store) => store.list()?.into_iter().map(listed).collect(),
     };
     Ok(print(&entries, json, "whole")?)
 }
@@ -43,10 +54,16 @@ fn check(path: &Path, json: bool) -> anyhow::Result<()> {
     if entries.is_empty() || entries.iter().any(|e| e.fault.is_some()) { Err(Negative.into()) } else { Ok(()) }
 }
 
+fn listed(l: Listed) -> Entry {
+    Entry { path: l.path, bytes: l.bytes, ranks: l.ranks, fault: l.fault, took: None }
+}
+
 fn verified(path: PathBuf) -> Entry {
+    let Listed { path, bytes, ranks, .. } = look(path);
+    let start = Instant::now();
     match verify(&path) {
-        Ok(bytes) => Entry { path, bytes, fault: None },
-        Err(fault) => Entry { path, bytes: 0, fault: Some(fault) },
+        Ok(bytes) => Entry { path, bytes, ranks, fault: None, took: Some(start.elapsed()) },
+        Err(fault) => Entry { path, bytes, ranks, fault: Some(fault), took: None },
     }
 }
 
@@ -54,17 +71,21 @@ fn print(entries: &[Entry], json: bool, good: &str) -> io::Result<()> {
     if json {
         let rows: Vec<_> = entries
             .iter()
-            .map(|e| serde_json::json!({ "path": e.path, "bytes": e.bytes, good: e.fault.is_none(), "fault": e.fault.as_ref().map(ToString::to_string) }))
+            .map(|e| {
+                let fault = e.fault.as_ref().map(ToString::to_string);
+                serde_json::json!({ "path": e.path, "bytes": e.bytes, "ranks": e.ranks, good: e.fault.is_none(), "fault": fault, "gb_per_s": e.gb_per_s() })
+            })
             .collect();
         return say(serde_json::Value::from(rows));
     }
     if entries.is_empty() {
         return say("no checkpoints");
     }
-    let mut table = Table::new(&["checkpoint", "size", "state"]);
+    let mut table = Table::new(&["checkpoint", "size", "ranks", "state"]);
     for e in entries {
-        let state = e.fault.as_ref().map_or_else(|| good.to_string(), ToString::to_string);
-        table.row([e.path.display().to_string(), format!("{:.1} MB", e.bytes as f64 / 1e6), state]);
+        let rate = e.gb_per_s().map_or_else(String::new, |r| format!(", read at {r:.2} GB/s"));
+        let state = e.fault.as_ref().map_or_else(|| format!("{good}{rate}"), ToString::to_string);
+        table.row([e.path.display().to_string(), size(e.bytes), e.ranks.to_string(), state]);
     }
     say(table)
 }
@@ -79,14 +100,28 @@ fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> any
             dir
         }
         Located::Step(dir) => {
-            verify(&dir).map_err(|fault| temper_checkpoint::Error::NotWhole { path: dir.clone(), fault })?;
+            // What several ranks saved is checked as it is read, and of it the weights only are.
+            if look(dir.clone()).ranks == 1 {
+                verify(&dir).map_err(|fault| temper_checkpoint::Error::NotWhole { path: dir.clone(), fault })?;
+            }
             dir
         }
     };
+    let start = Instant::now();
     let dtype = dtype.map(|d| match d {
         Dtype::Bf16 => DType::BF16,
         Dtype::F32 => DType::F32,
     });
-    export_checkpoint(&step_dir, out, &ExportOptions { dtype, overwrite, ..ExportOptions::default() })?;
-    Ok(say(format_args!("{} -> {}", step_dir.display(), out.display()))?)
+    let bytes = export_checkpoint(&step_dir, out, &ExportOptions { dtype, overwrite, ..ExportOptions::default() })?;
+    let rate = bytes as f64 / 1e9 / start.elapsed().as_secs_f64().max(1e-9);
+    Ok(say(format_args!("{} -> {} ({} of weights at {rate:.2} GB/s)", step_dir.display(), out.display(), size(bytes)))?)
+}
+
+/// Bytes in the unit that suits them.
+fn size(bytes: u64) -> String {
+    match bytes as f64 {
+        b if b >= 1e12 => format!("{:.2} TB", b / 1e12),
+        b if b >= 1e10 => format!("{:.1} GB", b / 1e9),
+        b => format!("{:.1} MB", b / 1e6),
+    }
 }

@@ -12,6 +12,7 @@ use std::{
 /// A file open for reading. Its tensors' bytes are read from disk when they are touched.
 pub struct File {
     path: PathBuf,
+    file: std::fs::File,
     map: Mmap,
     header: Header,
 }
@@ -43,7 +44,7 @@ impl File {
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
         let header = Header::parse(&map).map_err(|message| Error::bad(path, message))?;
-        Ok(File { path: path.to_path_buf(), map, header })
+        Ok(File { path: path.to_path_buf(), file, map, header })
     }
 
     /// Where the file lies.
@@ -80,6 +81,21 @@ impl File {
         let Entry { dtype, shape, bytes } = self.header.tensors.get(name)?;
         let data = self.map.get(self.header.data_start..)?;
         Some(TensorRef { dtype: *dtype, shape: shape.clone(), bytes: data.get(bytes.clone())? })
+    }
+
+    /// The byte of the file at which a tensor begins.
+    pub(crate) fn offset(&self, name: &str) -> Option<u64> {
+        self.header.tensors.get(name).map(|e| (self.header.data_start + e.bytes.start) as u64)
+    }
+
+    /// For reads past the map.
+    pub(crate) fn handle(&self) -> &std::fs::File {
+        &self.file
+    }
+
+    /// Size of the file.
+    pub(crate) fn len(&self) -> u64 {
+        self.map.len() as u64
     }
 
     /// Bytes of all tensors together, without the header.

@@ -7,5 +7,4 @@ mod write;
 
 pub use file::{File, TensorRef};
 pub use header::{Entry, Header, MAX_HEADER, Stored};
-pub use write::Item;
-pub(crate) use write::write_sharded;
+pub(crate) use write::{Data, Far, Item, Want, write_sharded};

@@ -4,26 +4,62 @@
 use super::{Stored, TensorRef};
 use crate::{
     Error, Result,
-    convert::{CHUNK, Float, decode, host_dtype, stored_dtype},
+    convert::{CHUNK, Float, decode, host_dtype, stored_dtype, zeros},
     disk::{Disk, Written},
 };
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use std::path::Path;
-use temper_tensor::{DType, Slice, View};
+use std::{ops::Range, path::Path};
+use temper_tensor::{DType, Slice, Tensor, View, ViewMut};
 
 /// Bytes that go to disk at once.
 const BLOCK: usize = 16 << 20;
+/// Bytes fetched at once of tensors that lie elsewhere: enough that several small ones share a read.
+const WINDOW: usize = 64 << 20;
 
-/// A tensor to write: where its bytes are now and the name they get.
-#[derive(Clone, Debug)]
-pub struct Item<'a> {
+/// A tensor to write: what it is, where its elements are now, and the name they get.
+#[derive(Clone)]
+pub(crate) struct Item<'a> {
     /// Name in the file.
-    pub name: String,
-    /// Present elements.
-    pub tensor: TensorRef<'a>,
+    pub(crate) name: String,
+    /// Present element type.
+    pub(crate) dtype: Stored,
+    /// Shape.
+    pub(crate) shape: Vec<usize>,
+    /// The elements.
+    pub(crate) data: Data<'a>,
+}
+
+/// Where the elements of an item are.
+#[derive(Clone, Copy)]
+pub(crate) enum Data<'a> {
+    /// Here, as they will be on disk or to be converted.
+    Bytes(&'a [u8]),
+    /// Somewhere that gives them out in parts, in the type wanted.
+    Far(&'a dyn Far),
+}
+
+/// Gives out parts of tensors.
+pub(crate) trait Far {
+    /// Fills all of these.
+    fn fetch(&self, wants: Vec<Want<'_>>) -> Result<()>;
+}
+
+/// Some elements of a tensor, and where they are to go.
+pub(crate) struct Want<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) shape: &'a [usize],
+    pub(crate) range: Range<usize>,
+    pub(crate) into: ViewMut<'a>,
+}
+
+impl<'a> Item<'a> {
+    /// A tensor that lies here.
+    pub(crate) fn new(name: String, tensor: TensorRef<'a>) -> Item<'a> {
+        Item { name, dtype: tensor.dtype, shape: tensor.shape, data: Data::Bytes(tensor.bytes) }
+    }
 }
 
 impl<'a> TensorRef<'a> {
@@ -78,13 +114,17 @@ pub(crate) fn write_sharded(
 }
 
 fn target(dir: &Path, item: &Item<'_>, dtype: Option<DType>) -> Result<Target> {
-    let TensorRef { dtype: now, bytes, .. } = &item.tensor;
-    let (to, size) = match (dtype, host_dtype(*now)) {
-        (None, _) => (*now, bytes.len()),
-        (Some(to), Some(from)) if to != DType::I32 => (stored_dtype(to), bytes.len() / from.size() * to.size()),
-        (Some(to), _) => return Err(Error::bad(dir, format!("{} has dtype {now} and cannot be written as {to}", item.name))),
+    let elements = item.shape.iter().product::<usize>();
+    let (to, bytes) = match (dtype, host_dtype(item.dtype), item.data) {
+        (None, _, Data::Bytes(bytes)) => (item.dtype, bytes.len()),
+        (None, Some(from), Data::Far(_)) => (item.dtype, elements * from.size()),
+        (Some(to), Some(_), _) if to != DType::I32 => (stored_dtype(to), elements * to.size()),
+        (to, ..) => {
+            let to = to.map_or("itself", DType::name);
+            return Err(Error::bad(dir, format!("{} has dtype {} and cannot be written as {to}", item.name, item.dtype)));
+        }
     };
-    Ok(Target { dtype: to, bytes: size as u64 })
+    Ok(Target { dtype: to, bytes: bytes as u64 })
 }
 
 /// Consecutive items, as many to a shard as fit.
@@ -113,7 +153,7 @@ fn header(items: &[Item<'_>], targets: &[Target]) -> Vec<u8> {
     let mut text = String::from(r#"{"__metadata__":{"format":"pt"}"#);
     let mut at = 0;
     for (item, target) in items.iter().zip(targets) {
-        let info = Info { dtype: target.dtype.name(), shape: &item.tensor.shape, data_offsets: [at, at + target.bytes] };
+        let info = Info { dtype: target.dtype.name(), shape: &item.shape, data_offsets: [at, at + target.bytes] };
         text.push_str(&format!(",{}:{}", json!(item.name), json!(info)));
         at += target.bytes;
     }
@@ -128,28 +168,77 @@ fn write_file(disk: &Disk, path: &Path, items: &[Item<'_>], targets: &[Target]) 
     let mut out = disk.create(path)?;
     out.write(&header(items, targets))?;
     let mut buffer = Vec::new();
-    for (item, target) in items.iter().zip(targets) {
-        let TensorRef { dtype: now, bytes, .. } = &item.tensor;
-        // Small tensors share a write; large ones of an unchanged type go to disk from where they are.
-        if *now == target.dtype && bytes.len() >= BLOCK {
-            flush(&mut out, &mut buffer)?;
-            bytes.chunks(BLOCK).try_for_each(|b| out.write(b))?;
-            continue;
-        }
-        let size = host_dtype(*now).map_or(1, DType::size);
-        for block in bytes.chunks(BLOCK) {
-            if *now == target.dtype {
-                buffer.extend_from_slice(block);
-            } else {
-                convert(*now, target.dtype, block, block.len() / size, &mut buffer);
-            }
-            if buffer.len() >= BLOCK {
-                flush(&mut out, &mut buffer)?;
+    let mut rest = items.iter().zip(targets).peekable();
+    while let Some((item, target)) = rest.next() {
+        match item.data {
+            Data::Bytes(bytes) => write_bytes(&mut out, &mut buffer, item.dtype, bytes, target)?,
+            Data::Far(far) => {
+                let mut batch = vec![(item, target)];
+                let mut size = target.bytes;
+                while let Some((item, target)) = rest.next_if(|(i, t)| matches!(i.data, Data::Far(_)) && size + t.bytes <= WINDOW as u64) {
+                    size += target.bytes;
+                    batch.push((item, target));
+                }
+                write_far(&mut out, &mut buffer, far, &batch)?;
             }
         }
     }
     flush(&mut out, &mut buffer)?;
     out.finish()
+}
+
+/// Appends an item whose elements are here.
+fn write_bytes(out: &mut crate::disk::Writer<'_>, buffer: &mut Vec<u8>, now: Stored, bytes: &[u8], target: &Target) -> Result<()> {
+    // Small tensors share a write; large ones of an unchanged type go to disk from where they are.
+    if now == target.dtype && bytes.len() >= BLOCK {
+        flush(out, buffer)?;
+        return bytes.chunks(BLOCK).try_for_each(|b| out.write(b));
+    }
+    let size = host_dtype(now).map_or(1, DType::size);
+    for block in bytes.chunks(BLOCK) {
+        if now == target.dtype {
+            buffer.extend_from_slice(block);
+        } else {
+            convert(now, target.dtype, block, block.len() / size, buffer);
+        }
+        if buffer.len() >= BLOCK {
+            flush(out, buffer)?;
+        }
+    }
+    Ok(())
+}
+
+/// Appends items that are fetched: several small ones, or one of any size in windows.
+fn write_far(out: &mut crate::disk::Writer<'_>, buffer: &mut Vec<u8>, far: &dyn Far, batch: &[(&Item<'_>, &Target)]) -> Result<()> {
+    let mut parts: Vec<(&Item<'_>, Range<usize>, Tensor)> = Vec::new();
+    for (item, target) in batch {
+        let Some(dtype) = host_dtype(target.dtype) else { continue };
+        let (numel, step) = (item.shape.iter().product::<usize>(), WINDOW / dtype.size());
+        for start in (0..numel).step_by(step) {
+            let end = (start + step).min(numel);
+            parts.push((item, start..end, zeros(dtype, &[end - start])));
+            if end < numel {
+                fetch_parts(out, buffer, far, &mut parts)?;
+            }
+        }
+    }
+    fetch_parts(out, buffer, far, &mut parts)
+}
+
+fn fetch_parts(
+    out: &mut crate::disk::Writer<'_>,
+    buffer: &mut Vec<u8>,
+    far: &dyn Far,
+    parts: &mut Vec<(&Item<'_>, Range<usize>, Tensor)>,
+) -> Result<()> {
+    let wants =
+        parts.iter_mut().map(|(item, range, t)| Want { name: &item.name, shape: &item.shape, range: range.clone(), into: t.view_mut() });
+    far.fetch(wants.collect())?;
+    for (_, range, tensor) in parts.drain(..) {
+        let Some(TensorRef { bytes, dtype, .. }) = TensorRef::of_view(tensor.view(), 0..range.len(), &[range.len()]) else { continue };
+        write_bytes(out, buffer, dtype, bytes, &Target { dtype, bytes: bytes.len() as u64 })?;
+    }
+    Ok(())
 }
 
 fn flush(out: &mut crate::disk::Writer<'_>, buffer: &mut Vec<u8>) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The manifest: what a checkpoint must consist of, byte for byte.
 
+use super::sharded;
 use crate::{
     Error, Result,
     disk::{Disk, Written},
@@ -27,8 +28,20 @@ pub struct Manifest {
     pub format: u32,
     /// The step.
     pub step: usize,
-    /// All other files.
+    /// All other files but those of tensors of several ranks.
     pub files: Vec<Entry>,
+    /// The files of tensors of several ranks, by rank; their checksums are in `rank-N.json`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<ShardFile>,
+}
+
+/// A file of tensors that one of several ranks wrote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardFile {
+    /// Path inside the folder.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
 }
 
 /// One file of a checkpoint.
@@ -66,8 +79,24 @@ impl fmt::Display for Fault {
 /// What is wrong, naming each file.
 pub fn verify(step_dir: &Path) -> std::result::Result<u64, Fault> {
     let manifest = Manifest::check(step_dir)?;
-    let wrong: Vec<String> = manifest.files.par_iter().filter_map(|e| e.compare_content(step_dir).err()).collect();
-    if wrong.is_empty() { Ok(manifest.files.iter().map(|e| e.bytes).sum()) } else { Err(Fault::Damaged(wrong)) }
+    let mut wrong = manifest.wrong_files(step_dir, |_| true);
+    if wrong.is_empty() {
+        wrong = sharded::verify_shards(step_dir, &manifest);
+    }
+    if wrong.is_empty() { Ok(manifest.bytes()) } else { Err(Fault::Damaged(wrong)) }
+}
+
+/// As [`verify`] of those files of a checkpoint of one rank that fall to one of several: each file to one of them. (Files of several
+/// ranks are checked as they are read.)
+pub(crate) fn verify_share(step_dir: &Path, rank: usize, ranks: usize) -> Result<()> {
+    let not_whole = |fault| Error::NotWhole { path: step_dir.to_path_buf(), fault };
+    let manifest = Manifest::check(step_dir).map_err(not_whole)?;
+    if !manifest.shards.is_empty() {
+        return Ok(());
+    }
+    let own = manifest.files.iter().skip(rank).step_by(ranks.max(1));
+    let wrong: Vec<String> = own.filter_map(|e| e.compare_content(step_dir).err()).collect();
+    if wrong.is_empty() { Ok(()) } else { Err(not_whole(Fault::Damaged(wrong))) }
 }
 
 impl Manifest {
@@ -76,9 +105,29 @@ impl Manifest {
         dir.join(NAME).is_file()
     }
 
+    /// Whether it is that of several ranks.
+    pub(crate) fn is_sharded(dir: &Path) -> bool {
+        Manifest::check(dir).is_ok_and(|m| !m.shards.is_empty())
+    }
+
     pub(crate) fn new(step: usize, files: Vec<Written>) -> Manifest {
         let files = files.into_iter().map(|w| Entry { name: w.name, bytes: w.bytes, blake3: w.blake3.to_hex().to_string() });
-        Manifest { format: FORMAT, step, files: files.collect() }
+        Manifest { format: FORMAT, step, files: files.collect(), shards: Vec::new() }
+    }
+
+    /// The manifest of several ranks.
+    pub(crate) fn new_sharded(step: usize, files: Vec<Written>, shards: Vec<ShardFile>) -> Manifest {
+        Manifest { format: sharded::FORMAT, shards, ..Manifest::new(step, files) }
+    }
+
+    /// Bytes of all files but this.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.bytes).chain(self.shards.iter().map(|s| s.bytes)).sum()
+    }
+
+    /// Reads the files that have a checksum here and are asked for. One line for each that is not what it was.
+    pub(crate) fn wrong_files(&self, dir: &Path, asked: impl Fn(&str) -> bool + Sync) -> Vec<String> {
+        self.files.par_iter().filter(|e| asked(&e.name)).filter_map(|e| e.compare_content(dir).err()).collect()
     }
 
     pub(crate) fn write(&self, disk: &Disk, dir: &Path) -> Result<Written> {
@@ -100,28 +149,25 @@ impl Manifest {
         }
         let text = fs::read(&path).map_err(|e| damaged(e.to_string()))?;
         let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| damaged(format!("not a manifest: {e}")))?;
-        if manifest.format != FORMAT {
-            return Err(damaged(format!("format {}, this version of temper reads {FORMAT}", manifest.format)));
+        let should = if manifest.shards.is_empty() { FORMAT } else { sharded::FORMAT };
+        if manifest.format != should {
+            let newest = sharded::FORMAT;
+            return Err(damaged(format!(
+                "format {}, this version of temper reads {FORMAT} and, of several ranks, {newest}",
+                manifest.format
+            )));
         }
-        let wrong: Vec<String> = manifest.files.iter().filter_map(|e| e.compare_size(dir).err()).collect();
+        let folder = dir.file_name().and_then(|n| super::step_of(&n.to_string_lossy()));
+        if folder.is_some_and(|step| step != manifest.step) {
+            return Err(damaged(format!("it is the manifest of step {}", manifest.step)));
+        }
+        let files = manifest.files.iter().filter_map(|e| compare_size(dir, &e.name, e.bytes).err());
+        let wrong: Vec<String> = files.chain(manifest.shards.iter().filter_map(|s| compare_size(dir, &s.name, s.bytes).err())).collect();
         if wrong.is_empty() { Ok(manifest) } else { Err(Fault::Damaged(wrong)) }
     }
 }
 
 impl Entry {
-    fn compare_size(&self, dir: &Path) -> std::result::Result<(), String> {
-        let path = dir.join(&self.name);
-        if !Path::new(&self.name).components().all(|c| matches!(c, Component::Normal(_))) {
-            return Err(format!("{NAME} names {:?}, which is not inside the folder", self.name));
-        }
-        match fs::metadata(&path) {
-            Ok(m) if m.len() == self.bytes => Ok(()),
-            Ok(m) => Err(format!("{} has {} bytes instead of {}", path.display(), m.len(), self.bytes)),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(format!("{} is missing", path.display())),
-            Err(e) => Err(format!("{}: {e}", path.display())),
-        }
-    }
-
     fn compare_content(&self, dir: &Path) -> std::result::Result<(), String> {
         let path = dir.join(&self.name);
         let hash = hash(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -130,6 +176,20 @@ impl Entry {
         } else {
             Err(format!("{} has other contents than when it was saved", path.display()))
         }
+    }
+}
+
+/// Whether a file is there, inside the folder, with its size.
+fn compare_size(dir: &Path, name: &str, bytes: u64) -> std::result::Result<(), String> {
+    let path = dir.join(name);
+    if !Path::new(name).components().all(|c| matches!(c, Component::Normal(_))) {
+        return Err(format!("{NAME} names {name:?}, which is not inside the folder"));
+    }
+    match fs::metadata(&path) {
+        Ok(m) if m.len() == bytes => Ok(()),
+        Ok(m) => Err(format!("{} has {} bytes instead of {bytes}", path.display(), m.len())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(format!("{} is missing", path.display())),
+        Err(e) => Err(format!("{}: {e}", path.display())),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The checkpoints of a run.
+//! The checkpoints of a run. Those of one rank are laid out as follows, those of several as [`sharded`] says.
 //!
 //! ```text
 //! RUN/checkpoints/step-000050/
@@ -12,14 +12,18 @@
 //! A checkpoint is made as `.tmp-step-000050-PID`, synced, and renamed. A folder without a manifest is incomplete, one that
 //! differs from its manifest is damaged, and neither is ever loaded or deleted.
 
+mod kind;
 mod load;
 mod manifest;
 mod save;
+pub mod sharded;
 
+pub use kind::Kind;
 pub use load::Loaded;
 pub(crate) use load::base_dtype;
 pub use manifest::{Fault, Manifest, verify};
 pub use save::Saved;
+pub use sharded::{Checkpoint, Committed, Entry, Request, Saver, Snapshot, own_ranges};
 
 use crate::{
     Error, Result,
@@ -27,7 +31,10 @@ use crate::{
 };
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 /// The checkpoints of one run.
@@ -37,6 +44,8 @@ pub struct Store {
     disk: Disk,
     /// The step saved last, plus one; 0 when none has been.
     last_saved: AtomicUsize,
+    /// The temporary folder of a save that goes on beside training.
+    under_way: Mutex<Option<PathBuf>>,
 }
 
 /// A checkpoint folder and what a look at it (without reading every byte) says.
@@ -48,6 +57,8 @@ pub struct Listed {
     pub path: PathBuf,
     /// Bytes of its files.
     pub bytes: u64,
+    /// How many ranks saved it; 1 when that cannot be told.
+    pub ranks: usize,
     /// Nothing, or why it is not whole.
     pub fault: Option<Fault>,
 }
@@ -64,7 +75,7 @@ pub enum Located {
 impl Store {
     /// The checkpoints under a run folder. Nothing is read or written yet.
     pub fn new(run_dir: &Path) -> Store {
-        Store { run_dir: run_dir.to_path_buf(), disk: Disk::default(), last_saved: AtomicUsize::new(0) }
+        Store { run_dir: run_dir.to_path_buf(), disk: Disk::default(), last_saved: AtomicUsize::new(0), under_way: Mutex::default() }
     }
 
     /// For tests: calls `hook` before every change to the disk.
@@ -114,8 +125,7 @@ impl Store {
         let mut found = Vec::new();
         for path in self.entries()? {
             let Some(step) = path.file_name().and_then(|n| step_of(&n.to_string_lossy())) else { continue };
-            let fault = Manifest::check(&path).err();
-            found.push(Listed { step, bytes: size(&path), path, fault });
+            found.push(Listed { step, ..look(path) });
         }
         found.sort_by_key(|l| l.step);
         Ok(found)
@@ -156,7 +166,7 @@ impl Store {
     fn clean(&self) -> Result<Vec<String>> {
         let mut notices = Vec::new();
         for path in self.leftovers()? {
-            if !belongs_to_another(&path) {
+            if !belongs_to_another(&path) && self.lock_under_way().as_ref() != Some(&path) {
                 self.disk.remove(&path)?;
                 notices.push(format!("{}: left behind by a save that was cut short; removed", path.display()));
             }
@@ -164,9 +174,48 @@ impl Store {
         Ok(notices)
     }
 
+    /// Makes the temporary folder of a save of several ranks and returns its name.
+    fn make_temporary(&self, step: usize) -> Result<String> {
+        let path = self.temporary(step);
+        if path.exists() {
+            self.disk.remove(&path)?;
+        }
+        *self.lock_under_way() = Some(path.clone());
+        self.disk.create_dir(&path)?;
+        Ok(path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+    }
+
+    /// The save in this temporary folder has ended; what is there after a failure is removed.
+    fn forget_temporary(&self, path: &Path, failed: bool) {
+        if failed && path.exists() {
+            // Best effort: the error to report is the first one, and the next clean-up tries again.
+            let _ = self.disk.remove(path);
+        }
+        *self.lock_under_way() = None;
+    }
+
+    fn lock_under_way(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A checkpoint of this step has been committed.
+    fn note_saved(&self, step: usize) {
+        self.last_saved.store(step + 1, Ordering::Relaxed);
+    }
+
     fn temporary(&self, step: usize) -> PathBuf {
         self.dir().join(format!("{TEMPORARY}{step:06}-{}", std::process::id()))
     }
+}
+
+/// A quick look at a checkpoint's folder: files present, sizes right.
+pub fn look(path: PathBuf) -> Listed {
+    let step = path.file_name().and_then(|n| step_of(&n.to_string_lossy())).unwrap_or(0);
+    let (ranks, fault) = match Manifest::check(&path) {
+        Ok(manifest) => (manifest.shards.len().max(1), None),
+        Err(fault) => (1, Some(fault)),
+    };
+    Listed { step, bytes: size(&path), path, ranks, fault }
 }
 
 /// Name of the folder of checkpoints in a run folder.

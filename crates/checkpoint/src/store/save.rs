@@ -1,17 +1,14 @@
 //! Saving a checkpoint: everything into a temporary folder, synced, then one rename.
 
-use super::{Manifest, Store, manifest};
+use super::{Kind, Manifest, Store, manifest};
 use crate::{
     Result, Sidecar,
-    disk::Written,
+    disk::{Disk, Written},
     export::items_of,
     safetensors::{Item, write_sharded},
 };
 use serde_json::{Value, json};
-use std::{
-    path::{Path, PathBuf},
-    sync::atomic::Ordering,
-};
+use std::path::{Path, PathBuf};
 use temper_model::param::Param;
 use temper_tensor::{DType, View};
 
@@ -20,7 +17,6 @@ const MAX_SHARD: u64 = 5_000_000_000;
 
 pub(super) const STATE: &str = "state.json";
 pub(super) const OPTIMIZER: &str = "optimizer";
-pub(super) const MOMENTS: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
 
 /// A committed checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +49,8 @@ impl Store {
     ) -> Result<Saved> {
         let path = self.step_dir(step);
         let model = items_of("", params, weights, &path)?;
-        let mut moments = items_of(MOMENTS[0], params, exp_avg, &path)?;
-        moments.extend(items_of(MOMENTS[1], params, exp_avg_sq, &path)?);
+        let mut moments = items_of(Kind::ExpAvg.prefix(), params, exp_avg, &path)?;
+        moments.extend(items_of(Kind::ExpAvgSq.prefix(), params, exp_avg_sq, &path)?);
         let dtype = weights.first().map_or(DType::F32, |w| w.dtype());
 
         let temporary = self.temporary(step);
@@ -71,7 +67,7 @@ impl Store {
             let _ = self.disk.remove(&temporary);
         }
         let bytes = result?;
-        self.last_saved.store(step + 1, Ordering::Relaxed);
+        self.note_saved(step);
         Ok(Saved { step, path, bytes })
     }
 
@@ -90,14 +86,19 @@ impl Store {
         let mut files = sidecar.write(disk, dir, dtype)?;
         files.extend(write_sharded(disk, dir, "model", model, None, MAX_SHARD)?);
         files.extend(write_sharded(disk, dir, OPTIMIZER, moments, None, MAX_SHARD)?);
-        // config.json names the type of these weights; an export goes back to the type that the model came in.
-        let base = sidecar.dtype()?.map(DType::name);
-        let state = json!({ "format": manifest::FORMAT, "step": step, "base_dtype": base, "state": state });
-        files.push(disk.write(&dir.join(STATE), format!("{state:#}\n").as_bytes())?);
+        files.push(write_state(disk, dir, step, sidecar, state)?);
         let bytes = |files: &[Written]| files.iter().map(|f| f.bytes).sum::<u64>();
         let total = bytes(&files);
         let last = Manifest::new(step, files).write(disk, dir)?;
         disk.sync_dir(dir)?;
         Ok(total + last.bytes)
     }
+}
+
+/// Writes `state.json`.
+pub(super) fn write_state(disk: &Disk, dir: &Path, step: usize, sidecar: &Sidecar, state: &Value) -> Result<Written> {
+    // config.json names the type of these weights; an export goes back to the type that the model came in.
+    let base = sidecar.dtype()?.map(DType::name);
+    let state = json!({ "format": manifest::FORMAT, "step": step, "base_dtype": base, "state": state });
+    disk.write(&dir.join(STATE), format!("{state:#}\n").as_bytes())
 }
