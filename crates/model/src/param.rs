@@ -123,7 +123,7 @@ impl Piece {
         let row: usize = self.shape.iter().skip(dim + 1).product();
         let whole = self.shape.get(dim).copied().unwrap_or(1) * row;
         let (len, memory) = (range.len() * row, self.range.start);
-        let count = if len == 0 { 0 } else { self.range.len() / len };
+        let count = self.range.len().checked_div(len).unwrap_or(0);
         (0..count).map(move |i| Run { disk: i * whole + range.start * row, memory: memory + i * len, len })
     }
 }

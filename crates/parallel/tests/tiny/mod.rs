@@ -234,7 +234,7 @@ impl<'j> Rank<'j> {
             Some(embed) => embed.forward(&cx).unwrap(),
             None => {
                 let mut x = exchanged();
-                forward.recv(x.view_mut(), stage - 1).unwrap().wait().unwrap();
+                forward.recv(x.view_mut()).unwrap().wait().unwrap();
                 x.into()
             }
         };
@@ -251,9 +251,9 @@ impl<'j> Rank<'j> {
                 (Some(losses), dx)
             }
             None => {
-                forward.send(x.view(), stage + 1).unwrap().wait().unwrap();
+                forward.send(x.view()).unwrap().wait().unwrap();
                 let mut dx = exchanged();
-                backward.recv(dx.view_mut(), stage + 1).unwrap().wait().unwrap();
+                backward.recv(dx.view_mut()).unwrap().wait().unwrap();
                 (None, dx.into())
             }
         };
@@ -267,7 +267,7 @@ impl<'j> Rank<'j> {
                 embed.backward_weight(&cx, &dx, grads).unwrap();
                 ready(grads, Block::Embedding);
             }
-            None => backward.send(dx.view(), stage - 1).unwrap().wait().unwrap(),
+            None => backward.send(dx.view()).unwrap().wait().unwrap(),
         }
         losses
     }
