@@ -164,6 +164,9 @@ pub fn same_bits(a: View<'_>, b: View<'_>) -> bool {
     }
 }
 
+/// What a rank saves.
+pub type Entries = Vec<(Kind, Param, Range<usize>)>;
+
 /// A model and where its run saves.
 pub struct Job {
     pub arch: Arch,
@@ -199,7 +202,7 @@ impl Job {
         comm: Arc<dyn Comm>,
         layout: &Layout,
         step: usize,
-        tamper: &dyn Fn(usize, &mut Vec<(Kind, Param, Range<usize>)>),
+        tamper: &dyn Fn(usize, &mut Entries),
     ) -> Result<Committed, Error> {
         let rank = comm.rank();
         let held = held(&self.arch, layout, rank);
@@ -211,11 +214,14 @@ impl Job {
             }
         }
         tamper(rank, &mut entries);
+        let entries: Vec<(Kind, Param, Range<usize>, Tensor)> = entries
+            .into_iter()
+            .map(|(kind, param, range)| (kind, param.clone(), range, values(step, kind, &param, self.dtype(kind))))
+            .collect();
         let mut saver = Saver::new(store, comm, self.host_bytes);
         let state = serde_json::json!({ "cursor": step * 8 });
         let mut save = saver.begin(Request { step, whole: &whole, state, sidecar: self.side.clone() })?;
-        for (kind, param, range) in entries {
-            let values = values(step, kind, &param, self.dtype(kind));
+        for (kind, param, range, values) in entries {
             save.add(Entry { kind, param: &param, range: range.clone(), data: part(&values, &range) })?;
         }
         save.finish()?;
@@ -231,7 +237,7 @@ impl Job {
         layout: &Layout,
         step: usize,
         hook: impl Fn(usize) -> Option<Hook> + Sync,
-        tamper: &(dyn Fn(usize, &mut Vec<(Kind, Param, Range<usize>)>) + Sync),
+        tamper: &(dyn Fn(usize, &mut Entries) + Sync),
     ) -> Vec<Result<Committed, Error>> {
         on_ranks(layout.ranks(), |comm| {
             let store = self.store();
