@@ -176,11 +176,13 @@ pub struct Job {
     pub side: Sidecar,
     /// Bytes of buffers.
     pub host_bytes: u64,
+    /// How often a step is saved, by the same savers.
+    pub times: usize,
 }
 
 impl Job {
     pub fn new(root: &Path, arch: Arch, dtype: DType) -> Job {
-        Job { arch, dtype, root: root.into(), side: side_folder(&root.join("base")), host_bytes: 1 << 30 }
+        Job { arch, dtype, root: root.into(), side: side_folder(&root.join("base")), host_bytes: 1 << 30, times: 1 }
     }
 
     pub fn dir(&self) -> PathBuf {
@@ -219,13 +221,17 @@ impl Job {
             .map(|(kind, param, range)| (kind, param.clone(), range, values(step, kind, &param, self.dtype(kind))))
             .collect();
         let mut saver = Saver::new(store, comm, self.host_bytes);
-        let state = serde_json::json!({ "cursor": step * 8 });
-        let mut save = saver.begin(Request { step, whole: &whole, state, sidecar: self.side.clone() })?;
-        for (kind, param, range, values) in entries {
-            save.add(Entry { kind, param: &param, range: range.clone(), data: part(&values, &range) })?;
+        let mut committed = None;
+        for _ in 0..self.times {
+            let state = serde_json::json!({ "cursor": step * 8 });
+            let mut save = saver.begin(Request { step, whole: &whole, state, sidecar: self.side.clone() })?;
+            for (kind, param, range, values) in &entries {
+                save.add(Entry { kind: *kind, param, range: range.clone(), data: part(values, range) })?;
+            }
+            save.finish()?;
+            committed = saver.wait()?;
         }
-        save.finish()?;
-        Ok(saver.wait()?.expect("a save was under way"))
+        Ok(committed.expect("a save was under way"))
     }
 
     pub fn save(&self, layout: &Layout, step: usize) -> Vec<Result<Committed, Error>> {
