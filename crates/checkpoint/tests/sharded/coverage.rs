@@ -8,8 +8,6 @@ use temper_model::param::Param;
 use temper_tensor::DType;
 use tempfile::tempdir;
 
-type Entries = Vec<(Kind, Param, Range<usize>)>;
-
 /// A save of step 6 on four ranks with one rank's entries tampered with fails on all ranks alike and leaves step 3 alone.
 #[track_caller]
 fn refused(tamper: impl Fn(&mut Entries) + Sync, words: &[&str]) {

@@ -164,6 +164,9 @@ pub fn same_bits(a: View<'_>, b: View<'_>) -> bool {
     }
 }
 
+/// What a rank saves.
+pub type Entries = Vec<(Kind, Param, Range<usize>)>;
+
 /// A model and where its run saves.
 pub struct Job {
     pub arch: Arch,
@@ -173,11 +176,13 @@ pub struct Job {
     pub side: Sidecar,
     /// Bytes of buffers.
     pub host_bytes: u64,
+    /// How often a step is saved, by the same savers.
+    pub times: usize,
 }
 
 impl Job {
     pub fn new(root: &Path, arch: Arch, dtype: DType) -> Job {
-        Job { arch, dtype, root: root.into(), side: side_folder(&root.join("base")), host_bytes: 1 << 30 }
+        Job { arch, dtype, root: root.into(), side: side_folder(&root.join("base")), host_bytes: 1 << 30, times: 1 }
     }
 
     pub fn dir(&self) -> PathBuf {
@@ -199,7 +204,7 @@ impl Job {
         comm: Arc<dyn Comm>,
         layout: &Layout,
         step: usize,
-        tamper: &dyn Fn(usize, &mut Vec<(Kind, Param, Range<usize>)>),
+        tamper: &dyn Fn(usize, &mut Entries),
     ) -> Result<Committed, Error> {
         let rank = comm.rank();
         let held = held(&self.arch, layout, rank);
@@ -211,15 +216,22 @@ impl Job {
             }
         }
         tamper(rank, &mut entries);
+        let entries: Vec<(Kind, Param, Range<usize>, Tensor)> = entries
+            .into_iter()
+            .map(|(kind, param, range)| (kind, param.clone(), range, values(step, kind, &param, self.dtype(kind))))
+            .collect();
         let mut saver = Saver::new(store, comm, self.host_bytes);
-        let state = serde_json::json!({ "cursor": step * 8 });
-        let mut save = saver.begin(Request { step, whole: &whole, state, sidecar: self.side.clone() })?;
-        for (kind, param, range) in entries {
-            let values = values(step, kind, &param, self.dtype(kind));
-            save.add(Entry { kind, param: &param, range: range.clone(), data: part(&values, &range) })?;
+        let mut committed = None;
+        for _ in 0..self.times {
+            let state = serde_json::json!({ "cursor": step * 8 });
+            let mut save = saver.begin(Request { step, whole: &whole, state, sidecar: self.side.clone() })?;
+            for (kind, param, range, values) in &entries {
+                save.add(Entry { kind: *kind, param, range: range.clone(), data: part(values, range) })?;
+            }
+            save.finish()?;
+            committed = saver.wait()?;
         }
-        save.finish()?;
-        Ok(saver.wait()?.expect("a save was under way"))
+        Ok(committed.expect("a save was under way"))
     }
 
     pub fn save(&self, layout: &Layout, step: usize) -> Vec<Result<Committed, Error>> {
@@ -231,7 +243,7 @@ impl Job {
         layout: &Layout,
         step: usize,
         hook: impl Fn(usize) -> Option<Hook> + Sync,
-        tamper: &(dyn Fn(usize, &mut Vec<(Kind, Param, Range<usize>)>) + Sync),
+        tamper: &(dyn Fn(usize, &mut Entries) + Sync),
     ) -> Vec<Result<Committed, Error>> {
         on_ranks(layout.ranks(), |comm| {
             let store = self.store();

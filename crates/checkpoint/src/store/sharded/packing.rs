@@ -27,9 +27,41 @@ pub(crate) struct Pool {
     changed: Condvar,
 }
 
+/// Room for some blocks, filled up to a length. Its pages are touched once, by the first copy into them.
+pub(crate) struct Buffer {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl Buffer {
+    /// What has been put into it.
+    pub(crate) fn filled(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Appends as much as fits, on all cores where that pays. Returns what does not fit.
+    fn append<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let (now, later) = bytes.split_at(bytes.len().min(BUFFER - self.len));
+        let room = &mut self.bytes[self.len..self.len + now.len()];
+        if now.len() < 2 * COPY {
+            room.copy_from_slice(now);
+        } else {
+            room.par_chunks_mut(COPY).zip(now.par_chunks(COPY)).for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        self.len += now.len();
+        later
+    }
+
+    fn align(&mut self) {
+        let end = self.len.next_multiple_of(ALIGN);
+        self.bytes[self.len..end].fill(0);
+        self.len = end;
+    }
+}
+
 #[derive(Default)]
 struct Buffers {
-    free: Vec<Vec<u8>>,
+    free: Vec<Buffer>,
     made: usize,
     /// The writer of the save under way is gone.
     closed: bool,
@@ -47,7 +79,7 @@ impl Pool {
     }
 
     /// An empty buffer; waits until there is one. `None` when the writer is gone.
-    fn take(&self) -> Option<Vec<u8>> {
+    fn take(&self) -> Option<Buffer> {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -58,14 +90,14 @@ impl Pool {
             }
             if state.made < self.limit {
                 state.made += 1;
-                return Some(Vec::with_capacity(BUFFER));
+                return Some(Buffer { bytes: vec![0; BUFFER], len: 0 });
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn give(&self, mut buffer: Vec<u8>) {
-        buffer.clear();
+    fn give(&self, mut buffer: Buffer) {
+        buffer.len = 0;
         self.lock().free.push(buffer);
         self.changed.notify_all();
     }
@@ -79,7 +111,7 @@ impl Pool {
 /// What goes from the trainer to the writer.
 pub(crate) enum Packed {
     /// The next bytes of the file.
-    Buffer(Vec<u8>),
+    Buffer(Buffer),
     /// That was all; what it consists of.
     End(Vec<Named>),
 }
@@ -95,7 +127,7 @@ impl Intake {
         self.packed.recv_timeout(patience)
     }
 
-    pub(crate) fn give_back(&self, buffer: Vec<u8>) {
+    pub(crate) fn give_back(&self, buffer: Buffer) {
         self.pool.give(buffer);
     }
 }
@@ -114,7 +146,8 @@ pub(crate) struct Packer {
     rank: usize,
     pool: Arc<Pool>,
     out: Sender<Packed>,
-    buffer: Vec<u8>,
+    /// The one being filled.
+    buffer: Option<Buffer>,
     /// Bytes of the file before `buffer`.
     sent: u64,
     fragments: Vec<Named>,
@@ -124,7 +157,7 @@ pub(crate) struct Packer {
 pub(crate) fn line(pool: &Arc<Pool>, rank: usize) -> (Packer, Intake) {
     let (out, packed) = channel();
     pool.set_closed(false);
-    let packer = Packer { rank, pool: pool.clone(), out, buffer: Vec::new(), sent: 0, fragments: Vec::new() };
+    let packer = Packer { rank, pool: pool.clone(), out, buffer: None, sent: 0, fragments: Vec::new() };
     (packer, Intake { packed, pool: pool.clone() })
 }
 
@@ -135,30 +168,27 @@ impl Packer {
     fn push(&mut self, named: Vec<Named>, mut bytes: &[u8]) -> std::result::Result<(), Closed> {
         self.fragments.extend(named);
         while !bytes.is_empty() {
-            if self.buffer.capacity() == 0 {
-                self.buffer = self.pool.take().ok_or(Closed)?;
-            }
-            let n = bytes.len().min(BUFFER - self.buffer.len());
-            let (now, later) = bytes.split_at(n);
-            append(&mut self.buffer, now);
-            bytes = later;
-            if self.buffer.len() == BUFFER {
-                self.flush()?;
-            }
+            let mut buffer = match self.buffer.take() {
+                Some(buffer) => buffer,
+                None => self.pool.take().ok_or(Closed)?,
+            };
+            bytes = buffer.append(bytes);
+            if buffer.len == BUFFER { self.send(buffer)? } else { self.buffer = Some(buffer) }
         }
         Ok(())
     }
 
     /// Fills up to where a fragment may begin, and says where that is.
     fn align(&mut self) -> u64 {
-        let len = self.buffer.len().next_multiple_of(ALIGN);
-        self.buffer.resize(len, 0);
+        let len = self.buffer.as_mut().map_or(0, |buffer| {
+            buffer.align();
+            buffer.len
+        });
         self.sent + len as u64
     }
 
-    fn flush(&mut self) -> std::result::Result<(), Closed> {
-        let buffer = std::mem::take(&mut self.buffer);
-        self.sent += buffer.len() as u64;
+    fn send(&mut self, buffer: Buffer) -> std::result::Result<(), Closed> {
+        self.sent += buffer.len as u64;
         self.out.send(Packed::Buffer(buffer)).map_err(|unsent| {
             if let Packed::Buffer(buffer) = unsent.0 {
                 self.pool.give(buffer);
@@ -168,8 +198,8 @@ impl Packer {
     }
 
     fn end(mut self) -> std::result::Result<(), Closed> {
-        if !self.buffer.is_empty() {
-            self.flush()?;
+        if let Some(buffer) = self.buffer.take() {
+            self.send(buffer)?;
         }
         self.out.send(Packed::End(std::mem::take(&mut self.fragments))).map_err(|_| Closed)
     }
@@ -177,20 +207,10 @@ impl Packer {
 
 impl Drop for Packer {
     fn drop(&mut self) {
-        if self.buffer.capacity() > 0 {
-            self.pool.give(std::mem::take(&mut self.buffer));
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.give(buffer);
         }
     }
-}
-
-/// Appends on all cores, where that pays.
-fn append(buffer: &mut Vec<u8>, bytes: &[u8]) {
-    if bytes.len() < 2 * COPY {
-        return buffer.extend_from_slice(bytes);
-    }
-    let old = buffer.len();
-    buffer.resize(old + bytes.len(), 0);
-    buffer[old..].par_chunks_mut(COPY).zip(bytes.par_chunks(COPY)).for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 /// A save that takes in this rank's entries. Every rank makes one for the same step; to drop it before [`Snapshot::finish`] gives the

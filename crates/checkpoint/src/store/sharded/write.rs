@@ -8,7 +8,6 @@ use super::{
     record::Record,
 };
 use crate::{Error, Result, disk::Disk};
-use rayon::prelude::*;
 use std::{
     fs,
     io::Write,
@@ -39,8 +38,14 @@ impl<'a> Blocks<'a> {
     fn write(&mut self, data: &[u8]) -> Result<()> {
         let (file, hashes) = (&mut self.file, &mut self.hashes);
         self.disk.perform("write", &self.path, || {
-            let hash = || data.par_chunks(BLOCK).map(blake3::hash).collect::<Vec<_>>();
-            let (written, new) = rayon::join(|| file.write_all(data), hash);
+            let mut new = vec![blake3::Hash::from_bytes([0; 32]); data.len().div_ceil(BLOCK)];
+            // A disk that is slow must not hold up a thread of the pool, on which training may count: only the hashing is done there.
+            let written = rayon::in_place_scope(|scope| {
+                for (block, hash) in data.chunks(BLOCK).zip(&mut new) {
+                    scope.spawn(move |_| *hash = blake3::hash(block));
+                }
+                file.write_all(data)
+            });
             hashes.extend(new);
             written
         })?;
@@ -76,7 +81,7 @@ pub(crate) fn write_rank(disk: &Disk, dir: &Path, author: Author, intake: &Intak
         }
         match intake.next(GLANCE) {
             Ok(Packed::Buffer(buffer)) => {
-                let written = out.write(&buffer);
+                let written = out.write(buffer.filled());
                 intake.give_back(buffer);
                 written?;
             }
