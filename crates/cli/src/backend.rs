@@ -13,6 +13,9 @@ pub struct Backend {
     pub gpu: Option<Arc<Cuda>>,
 }
 
+/// Opens the operations alone: bitwise repeatable or not.
+pub type OpenOps<'a> = &'a dyn Fn(bool) -> anyhow::Result<Arc<dyn Ops>>;
+
 /// Opens the backend. `deterministic`: equal runs give equal bits on a GPU too (the CPU's always do). `local_rank`: the rank among
 /// those of this host, which share its GPUs and cores.
 pub fn open(cli: &Cli, deterministic: bool, local_rank: usize) -> anyhow::Result<Backend> {

@@ -79,7 +79,14 @@ fn role(args: &Sft, parallel: &Parallel, found: Option<Rendezvous>, launched: bo
     }
 }
 
-fn supervise(args: &Sft, config: &Config, here: usize, world: Option<usize>, node: Option<Rendezvous>, launched_: bool) -> anyhow::Result<()> {
+fn supervise(
+    args: &Sft,
+    config: &Config,
+    here: usize,
+    world: Option<usize>,
+    node: Option<Rendezvous>,
+    launched_: bool,
+) -> anyhow::Result<()> {
     let (stop, stops) = Stop::new();
     let press = stop.clone();
     ctrlc::set_handler(move || press.press())?;

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
-    let backend = |deterministic| Ok(backend::open(cli, deterministic, 0)?.ops);
+    let backend = |deterministic| -> anyhow::Result<_> { Ok(backend::open(cli, deterministic, 0)?.ops) };
     match &cli.command {
         Command::Sft(args) => launch::sft(args, backend::gpus(cli), |rank| {
             sft::run(args, rank, &|deterministic| backend::open(cli, deterministic, rank.local_rank()), started)

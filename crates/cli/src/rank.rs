@@ -229,7 +229,6 @@ fn model_files(print: &mut Fingerprint, name: &str, folder: &Path) {
     }
 }
 
-
 /// Tells the supervisor which step is under way.
 struct Beats(Arc<Worker>);
 

@@ -80,7 +80,9 @@ impl Fingerprint {
     /// Adds every value of a JSON tree under its dotted key, so that a difference is told by key.
     pub fn tree(&mut self, name: &str, tree: &serde_json::Value) {
         match tree {
-            serde_json::Value::Object(map) if !map.is_empty() => map.iter().for_each(|(key, value)| self.tree(&format!("{name}.{key}"), value)),
+            serde_json::Value::Object(map) if !map.is_empty() => {
+                map.iter().for_each(|(key, value)| self.tree(&format!("{name}.{key}"), value))
+            }
             leaf => self.must(name, leaf),
         }
     }

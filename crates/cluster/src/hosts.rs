@@ -47,7 +47,11 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Host>> {
         hosts.push((n + 1, host));
     }
     if hosts.is_empty() {
-        return Err(Error::Hostfile { path: path.into(), line: 1, what: "no host. Write one a line: `host`, `host slots=8` or `host:8`".into() });
+        return Err(Error::Hostfile {
+            path: path.into(),
+            line: 1,
+            what: "no host. Write one a line: `host`, `host slots=8` or `host:8`".into(),
+        });
     }
     Ok(hosts.into_iter().map(|(_, host)| host).collect())
 }
@@ -61,7 +65,8 @@ fn host(text: &str) -> std::result::Result<Host, String> {
         _ => (first, None),
     };
     for word in words {
-        let n = word.strip_prefix("slots=").ok_or_else(|| format!("{word:?} is not understood. Write `host`, `host slots=8` or `host:8`"))?;
+        let n =
+            word.strip_prefix("slots=").ok_or_else(|| format!("{word:?} is not understood. Write `host`, `host slots=8` or `host:8`"))?;
         if slots.replace(number(n)?).is_some() {
             return Err("the slots are given twice. Give them once".into());
         }
@@ -87,7 +92,8 @@ mod tests {
     fn every_form_is_read() {
         let text = "# cluster\ngpu-1\n\n gpu-2 slots=8 # new\ngpu-3:4\nme@10.0.0.4\nfd00::1 slots=2\n";
         let host = |name: &str, slots| Host { name: name.into(), slots };
-        let expect = [host("gpu-1", None), host("gpu-2", Some(8)), host("gpu-3", Some(4)), host("me@10.0.0.4", None), host("fd00::1", Some(2))];
+        let expect =
+            [host("gpu-1", None), host("gpu-2", Some(8)), host("gpu-3", Some(4)), host("me@10.0.0.4", None), host("fd00::1", Some(2))];
         assert_eq!(parse(text, Path::new("h")).unwrap(), expect);
         assert_eq!(expect[3].address(), "10.0.0.4");
     }

@@ -202,8 +202,7 @@ impl Job {
     }
 
     fn gather_in_time(&mut self, now: Instant) {
-        let missing: Vec<String> =
-            self.members.iter().enumerate().filter(|(_, m)| !m.joined).map(|(node, _)| node.to_string()).collect();
+        let missing: Vec<String> = self.members.iter().enumerate().filter(|(_, m)| !m.joined).map(|(node, _)| node.to_string()).collect();
         if missing.is_empty() || now.duration_since(self.began) < self.terms.patience.gather {
             return;
         }
@@ -315,7 +314,9 @@ impl Job {
     fn describe(&self, rank: usize, cause: &Cause) -> String {
         match cause {
             // What concerns the job and not one rank.
-            Cause::Said(failed) if failed.kind == Kind::Interrupted || (failed.code == 2 && !self.gone_on) => format!("error: {}", failed.message),
+            Cause::Said(failed) if failed.kind == Kind::Interrupted || (failed.code == 2 && !self.gone_on) => {
+                format!("error: {}", failed.message)
+            }
             _ => report::failure(&name(rank, self.host(rank)), cause, &self.ranks[rank].doing),
         }
     }
@@ -402,10 +403,12 @@ impl Job {
     }
 
     fn others(&self, first: usize) -> Others {
-        let said = |rank: usize| self.failures.iter().find_map(|(r, c)| match c {
-            Cause::Said(failed) if *r == rank => Some(failed),
-            _ => None,
-        });
+        let said = |rank: usize| {
+            self.failures.iter().find_map(|(r, c)| match c {
+                Cause::Said(failed) if *r == rank => Some(failed),
+                _ => None,
+            })
+        };
         let message = said(first).map(|f| &f.message);
         let mut others = Others::default();
         for rank in (0..self.ranks.len()).filter(|r| *r != first) {
@@ -498,3 +501,6 @@ impl Job {
         self.conclude();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -66,10 +66,12 @@ impl Launch {
         let Some((ssh, own)) = self.ssh.split_first() else { return Err(Error::Input("--ssh is empty. Give a program, e.g. ssh".into())) };
         let mut command = Command::new(ssh);
         command.args(own).arg(&host.name).arg(self.line(node, host)?);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|source| Error::Io {
-            what: format!("starting {} for {}", ssh.display(), host.name),
-            source,
-        })?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|source| Error::Io { what: format!("starting {} for {}", ssh.display(), host.name), source })?;
         if let Some(stdin) = &mut child.stdin {
             // The secret is not on a command line, where everybody reads it. An ssh that has failed already is noticed by its end.
             let _ = writeln!(stdin, "{token}");
@@ -208,7 +210,8 @@ fn pass(mut from: impl Read + Send + 'static, prefix: Option<String>, to: ToScre
 pub fn launched(stop: crate::Stop) -> Result<String> {
     let mut lines = io::BufReader::new(io::stdin()).lines();
     let token = lines.next().and_then(io::Result::ok).filter(|t| !t.is_empty());
-    let token = token.ok_or_else(|| Error::Input(format!("{LAUNCHED} is set, but stdin does not begin with the token of a launcher; unset it")))?;
+    let token =
+        token.ok_or_else(|| Error::Input(format!("{LAUNCHED} is set, but stdin does not begin with the token of a launcher; unset it")))?;
     thread::spawn(move || {
         for line in lines.map_while(io::Result::ok) {
             if line == "stop" {

@@ -88,7 +88,13 @@ pub(crate) fn order(lines: &Lines, node: usize, order: &Order) {
 }
 
 /// A node's side: connects to the head, then carries events there and orders here until either is gone.
-pub(crate) fn join(head: (&str, u16), joined: &Event, patience: Patience, events: Receiver<(usize, Event)>, inputs: Sender<Input>) -> Result<()> {
+pub(crate) fn join(
+    head: (&str, u16),
+    joined: &Event,
+    patience: Patience,
+    events: Receiver<(usize, Event)>,
+    inputs: Sender<Input>,
+) -> Result<()> {
     let deadline = Instant::now() + patience.gather;
     let stream = loop {
         match TcpStream::connect(head) {
@@ -96,7 +102,9 @@ pub(crate) fn join(head: (&str, u16), joined: &Event, patience: Patience, events
             Err(error) if Instant::now() > deadline => {
                 let waited = seconds(patience.gather);
                 let what = format!("the first node's supervisor at {}:{} cannot be reached within {waited}: {error}", head.0, head.1);
-                return Err(Error::Supervisor(format!("{what}. Did it start, and is MASTER_ADDR its address on a network that this node shares?")));
+                return Err(Error::Supervisor(format!(
+                    "{what}. Did it start, and is MASTER_ADDR its address on a network that this node shares?"
+                )));
             }
             Err(_) => thread::sleep(AGAIN),
         }

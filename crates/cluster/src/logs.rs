@@ -135,13 +135,7 @@ pub(crate) enum Which {
 }
 
 /// Reads a stream to its end: bytes to `through`, lines to the log, warnings to `warn`.
-pub(crate) fn pump(
-    mut from: impl Read,
-    which: Which,
-    log: &RankLog,
-    mut through: Option<ToScreen>,
-    mut warn: impl FnMut(String),
-) {
+pub(crate) fn pump(mut from: impl Read, which: Which, log: &RankLog, mut through: Option<ToScreen>, mut warn: impl FnMut(String)) {
     let mut partial = vec![];
     let mut buffer = [0; 8192];
     let mut take = |bytes: &[u8]| {

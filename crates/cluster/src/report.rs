@@ -125,7 +125,8 @@ pub(crate) fn others(n: Others, logs: &str) -> String {
 pub(crate) fn table(differences: &[&Difference]) -> String {
     let width = differences.iter().map(|d| d.name.len()).max().unwrap_or(0);
     let lines = differences.iter().map(|d| {
-        let values: Vec<String> = d.values.iter().map(|(value, ranks)| format!("{} on {}", shown(value.as_deref()), ranks_text(ranks))).collect();
+        let values: Vec<String> =
+            d.values.iter().map(|(value, ranks)| format!("{} on {}", shown(value.as_deref()), ranks_text(ranks))).collect();
         format!("  {:<width$}  {}", d.name, values.join("; "))
     });
     lines.collect::<Vec<_>>().join("\n")
@@ -172,9 +173,8 @@ mod tests {
         let a = difference("config.optim.lr", vec![(Some("1e-5".into()), vec![0, 1, 2]), (Some("2e-5".into()), vec![3])]);
         let b = difference("NCCL_ALGO", vec![(None, vec![0, 1]), (Some("x".repeat(70)), vec![2, 3])]);
         let x = "x".repeat(60);
-        let expect = format!(
-            "  config.optim.lr  1e-5 on ranks 0-2; 2e-5 on rank 3\n  NCCL_ALGO        not set on ranks 0-1; {x}... on ranks 2-3"
-        );
+        let expect =
+            format!("  config.optim.lr  1e-5 on ranks 0-2; 2e-5 on rank 3\n  NCCL_ALGO        not set on ranks 0-1; {x}... on ranks 2-3");
         assert_eq!(table(&[&a, &b]), expect);
     }
 }

@@ -107,7 +107,8 @@ impl Worker {
     pub fn from_env(local_rank: usize) -> Result<Option<Worker>> {
         let Some(text) = std::env::var_os(SUPERVISOR) else { return Ok(None) };
         let text = text.to_string_lossy();
-        let lead = Lead::parse(&text).ok_or_else(|| Error::Input(format!("{SUPERVISOR}={text}: only temper sets this variable; unset it")))?;
+        let lead =
+            Lead::parse(&text).ok_or_else(|| Error::Input(format!("{SUPERVISOR}={text}: only temper sets this variable; unset it")))?;
         let stream = TcpStream::connect(&lead.address).map_err(doing(format!("the supervisor at {}", lead.address)))?;
         let set = stream.set_nodelay(true).and_then(|()| stream.set_write_timeout(Some(WRITE))).and_then(|()| stream.try_clone());
         let reader = set.map_err(doing("the supervisor's connection"))?;

@@ -30,7 +30,10 @@ fn ranks_that_are_done_end_the_job() {
 #[test]
 fn the_first_failure_is_told_once_and_its_followers_are_counted() {
     let job = Job::new(4, "2=own");
-    job.run().exits(7, 15).says(&["error: rank 2: the device is out of memory", "3 other ranks stopped because of it; logs: "]).never_says("is gone");
+    job.run()
+        .exits(7, 15)
+        .says(&["error: rank 2: the device is out of memory", "3 other ranks stopped because of it; logs: "])
+        .never_says("is gone");
     assert!(job.log(2).contains("error: the device is out of memory"));
     assert!(job.log(1).contains("error: all_reduce: rank 0 is gone"), "{}", job.log(1));
 }
@@ -43,7 +46,11 @@ fn the_same_failure_of_all_is_told_once() {
 #[test]
 fn a_bad_input_has_its_exit_code_and_logs_outside_the_run_folder() {
     let job = Job::new(2, "all=early").with("TEST_RESTARTS", 3);
-    let done = job.run().exits(2, 15).says(&["error: data.jsonl: no such file", "1 other rank failed in the same way; logs: ", "no restart: the same input"]);
+    let done = job.run().exits(2, 15).says(&[
+        "error: data.jsonl: no such file",
+        "1 other rank failed in the same way; logs: ",
+        "no restart: the same input",
+    ]);
     assert!(!job.dir.path().join("run").exists());
     let logs = done.err.split("logs: ").nth(1).and_then(|t| t.lines().next()).unwrap();
     assert!(fs::read_to_string(format!("{logs}/rank-00001.log")).unwrap().contains("error: data.jsonl"));
@@ -61,7 +68,11 @@ fn a_worker_that_dies_is_told_with_its_last_words() {
     let done = Job::new(3, "2=abort").run();
     done.exits(134, 15).says(&["error: rank 2 was ended by SIGABRT", "| corrupted size vs. prev_size", "2 other ranks stopped"]);
     let done = Job::new(3, "2=panic").run();
-    done.exits(101, 15).says(&["error: rank 2 ended without a word, with exit code 101", "| index 5 is out of bounds", "2 other ranks stopped"]);
+    done.exits(101, 15).says(&[
+        "error: rank 2 ended without a word, with exit code 101",
+        "| index 5 is out of bounds",
+        "2 other ranks stopped",
+    ]);
     Job::new(2, "1=leave").run().exits(1, 15).says(&["error: rank 1 ended without a word, with exit code 0"]);
 }
 
@@ -84,7 +95,10 @@ fn a_stopped_worker_is_found_by_its_silence() {
 /// It beats, and so is found by the others, of whom most complain of rank 0, which only passes it on.
 #[test]
 fn a_worker_that_hangs_is_named() {
-    let words = ["error: rank 2 keeps the others waiting: it lives, and says what it does: backward, step 7", "the first of them: rank 0: all_reduce"];
+    let words = [
+        "error: rank 2 keeps the others waiting: it lives, and says what it does: backward, step 7",
+        "the first of them: rank 0: all_reduce",
+    ];
     Job::new(4, "2=hang all=endless").run().exits(1, 15).says(&words);
 }
 
@@ -112,7 +126,11 @@ fn the_first_signal_lets_the_workers_save_and_the_second_ends_them() {
     let pids = job.pids(3);
     std::thread::sleep(Duration::from_millis(700));
     signal(running.child.id() as i32, Signal::TERM);
-    running.finish().exits(1, 15).says(&["stopping after the step under way", "error: interrupted after step 7, which is saved", "2 other ranks"]);
+    running.finish().exits(1, 15).says(&[
+        "stopping after the step under way",
+        "error: interrupted after step 7, which is saved",
+        "2 other ranks",
+    ]);
     gone_within(&pids, Duration::ZERO);
 
     let job = Job::new(2, "all=deaf");
@@ -128,7 +146,8 @@ fn the_first_signal_lets_the_workers_save_and_the_second_ends_them() {
 
 #[test]
 fn ranks_that_read_different_configurations_do_not_begin() {
-    let words = ["error: the ranks were not started alike", "config.optim.lr  1e-5 on ranks 0-1, 3; 2e-5 on rank 2", "3 other ranks stopped"];
+    let words =
+        ["error: the ranks were not started alike", "config.optim.lr  1e-5 on ranks 0-1, 3; 2e-5 on rank 2", "3 other ranks stopped"];
     Job::new(4, "2=config").with("TEST_RESTARTS", 2).run().exits(2, 15).says(&words);
     let words = ["warning: ranks differ in what may be meant so", "NCCL_SOCKET_IFNAME  eth0 on ranks 0-1; eth1 on rank 2"];
     Job::new(3, "2=variable").run().exits(0, 15).says(&words);
@@ -150,7 +169,9 @@ fn a_failed_job_starts_again_as_often_as_it_may() {
 fn device_memory_must_be_free_again() {
     let job = Job::new(2, "1=memory").with("TEST_RESTARTS", 1);
     fs::write(job.dir.path().join("memory"), (8u64 << 30).to_string()).unwrap();
-    job.run().exits(1, 20).says(&["restart 1 of 1", "device memory is not free again after 2.0 s: device 0: 0.0 GiB free, but 8.0 GiB before"]);
+    job.run()
+        .exits(1, 20)
+        .says(&["restart 1 of 1", "device memory is not free again after 2.0 s: device 0: 0.0 GiB free, but 8.0 GiB before"]);
 }
 
 /// Two supervisors, one job.

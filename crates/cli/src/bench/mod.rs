@@ -5,9 +5,9 @@ mod print;
 mod workers;
 
 use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject};
+use crate::backend::OpenOps;
 use crate::exit::BadInput;
 use crate::out::{say, say_json};
-use crate::sft::Open;
 use crate::trace;
 use std::{path::Path, time::Instant};
 use temper_comm::Axes;
@@ -18,7 +18,7 @@ use temper_train::bench::{AsRank, Bench, Options, operations};
 use temper_train::layout::Layout;
 
 /// Measures and prints.
-pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()> {
+pub fn run(command: &Command, open: OpenOps, started: Instant) -> anyhow::Result<()> {
     match command {
         Command::Step(args) => step(args, open, started),
         Command::Ops(args) => ops(args, open, started),
@@ -26,7 +26,7 @@ pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()
     }
 }
 
-fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
+fn step(args: &BenchStep, open: OpenOps, started: Instant) -> anyhow::Result<()> {
     args.trace.as_deref().map_or(Ok(()), trace::check)?;
     let as_rank = args.as_rank.zip(args.of.as_deref()).map(|(rank, layout)| as_rank(rank, layout)).transpose()?;
     let mut bench = bench(&args.subject, args.accumulate, as_rank, open, started)?;
@@ -52,7 +52,7 @@ fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn ops(args: &BenchOps, open: Open, started: Instant) -> anyhow::Result<()> {
+fn ops(args: &BenchOps, open: OpenOps, started: Instant) -> anyhow::Result<()> {
     let mut bench = bench(&args.subject, 1, None, open, started)?;
     bench.steps(1, 1)?;
     let rates = rates(&bench);
@@ -72,7 +72,7 @@ fn rates(bench: &Bench) -> Option<Rates> {
     bench.device().map(|d| d.rates())
 }
 
-fn bench(subject: &BenchSubject, accumulate: u32, as_rank: Option<AsRank>, open: Open, started: Instant) -> anyhow::Result<Bench> {
+fn bench(subject: &BenchSubject, accumulate: u32, as_rank: Option<AsRank>, open: OpenOps, started: Instant) -> anyhow::Result<Bench> {
     let arch = arch(&subject.model)?;
     let resolved = Config::for_benchmark(&settings(subject, accumulate))?;
     let ops = open(resolved.config.train.deterministic)?;

@@ -37,7 +37,9 @@ pub fn run(ranks: usize) -> anyhow::Result<()> {
     for rank in 0..ranks {
         let mut command = Command::new(&program);
         command.args(&arguments).stdin(Stdio::null());
-        VARIABLES.iter().for_each(|name| drop(command.env_remove(name)));
+        for name in VARIABLES {
+            command.env_remove(name);
+        }
         for (key, value) in ENVIRONMENT.iter().filter(|(key, _)| std::env::var_os(key).is_none()) {
             command.env(key, value);
         }

@@ -12,8 +12,8 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-use tempfile::TempDir;
 use temper_cluster::{Patience, SUPERVISOR, Screen, Seat, Stop, Supervisor, Workers};
+use tempfile::TempDir;
 
 /// No job of these tests takes longer: past this it hangs.
 const DEADLINE: Duration = Duration::from_secs(40);
