@@ -501,3 +501,6 @@ impl Job {
         self.conclude();
     }
 }
+
+#[cfg(test)]
+mod tests;

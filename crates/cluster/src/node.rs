@@ -27,6 +27,8 @@ pub(crate) const TICK: Duration = Duration::from_millis(25);
 const HELLO: Duration = Duration::from_secs(10);
 /// How long the streams of a process that has ended are read on, in case something it started holds them open.
 const DRAIN: Duration = Duration::from_secs(1);
+/// How long the connection of a process that has ended may take to be noticed.
+const LATE: Duration = Duration::from_millis(300);
 /// Device memory that may be missing of what was free at first.
 const MEMORY_SLACK: u64 = 512 << 20;
 /// How often device memory is looked at.
@@ -257,7 +259,9 @@ impl Node {
         for slot in self.slots.iter_mut().filter(|slot| !slot.reported) {
             if let Some(exit) = slot.process.exit() {
                 let since = *slot.ended.get_or_insert(now);
-                let read = !slot.open && slot.pumps.iter().all(JoinHandle::is_finished);
+                // One that never connected may have done so just now.
+                let heard_out = if slot.stream.is_some() { !slot.open } else { now.duration_since(since) > LATE };
+                let read = heard_out && slot.pumps.iter().all(JoinHandle::is_finished);
                 if read || now.duration_since(since) > DRAIN {
                     slot.reported = true;
                     events.push(Event::Exited { rank: slot.rank, exit, tail: slot.log.tail() });

@@ -11,6 +11,7 @@ mod generate;
 mod models;
 mod non_finite;
 mod plan;
+mod ranks;
 mod resume;
 mod safetensors;
 mod support;
