@@ -57,6 +57,10 @@ pub trait World: Send + Sync {
     /// calls this as often and with the same `name`s in the same order, each with the group it belongs to; the groups of one
     /// call do not overlap.
     fn group(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Comm>>;
+    /// As [`World::group`], for buffers in host memory.
+    fn host_group(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Comm>> {
+        self.group(name, members)
+    }
 }
 
 /// What remains of an operation under way: something that can be waited for.

@@ -25,7 +25,8 @@ impl<'t> OnHost<'t> {
     }
 }
 
-fn fetch(ops: &dyn Ops, t: View) -> temper_tensor::Result<Option<Tensor>> {
+/// A device's elements in host memory; `None` where they are there already.
+pub(crate) fn fetch(ops: &dyn Ops, t: View) -> temper_tensor::Result<Option<Tensor>> {
     matches!(t.data, Slice::Device(..)).then(|| ops.to_host(t)).transpose()
 }
 

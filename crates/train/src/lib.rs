@@ -25,6 +25,7 @@ mod share;
 mod slack;
 mod state;
 pub mod step;
+mod together;
 pub mod trace;
 pub mod verify;
 

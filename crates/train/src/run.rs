@@ -4,15 +4,18 @@ use crate::host::{OnHost, place};
 use crate::layout::Layout;
 use crate::precision::{Precision, dtype_of};
 use crate::setup::{self, Prepared, Source};
+use crate::share::sum_over_ranks;
 use crate::state::{Fixed, RunState, object};
 use crate::step::Trainer;
+use crate::together::Together;
 use crate::{Error, Result, lr::LearningRate, run_dir};
 use std::{
     path::Path,
     sync::{Arc, atomic::AtomicBool},
-    time::Instant,
+    time::{Duration, Instant},
 };
-use temper_checkpoint::{ExportOptions, Loaded, Sidecar, Store};
+use temper_checkpoint::store::Committed;
+use temper_checkpoint::{ExportOptions, Loaded, Saved, Sidecar, Store};
 use temper_comm::World;
 use temper_config::{Config, Resolved};
 use temper_data::{ChatTemplate, Loader, Masker, MicroBatch, Report, Tokenizer};
@@ -27,6 +30,20 @@ pub enum Begin {
     Latest,
     /// After the checkpoint of this step.
     Step(usize),
+}
+
+/// A checkpoint that is on disk to stay.
+pub struct CheckpointSaved {
+    /// Its step.
+    pub step: usize,
+    /// Its folder.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+    /// From the beginning of its save.
+    pub took: Duration,
+    /// What else the user should know.
+    pub notices: Vec<String>,
 }
 
 /// A run ready to train.
@@ -60,7 +77,9 @@ pub struct Run {
     /// What a checkpoint records.
     pub state: RunState,
     /// Where checkpoints go.
-    pub store: Store,
+    pub store: Arc<Store>,
+    /// With other ranks, what it takes to save and load with them.
+    together: Option<Together>,
     /// Things to tell the user once events flow.
     pub notices: Vec<String>,
 }
@@ -105,9 +124,12 @@ impl Run {
             steps,
             model_dir: source.model_dir.display().to_string(),
         };
-        let store = Store::new(&config.log.dir);
+        let store = Arc::new(Store::new(&config.log.dir));
+        let together = Together::new(world, store.clone())?;
         let first = world.rank() == 0; // the run folder is its business
-        if begin != Begin::New {
+        if let (Some(together), true) = (&together, begin != Begin::New) {
+            state = resume_together(together, begin, state, &mut trainer, &store, &mut notices)?;
+        } else if begin != Begin::New {
             let (loaded, said) = load_checkpoint(&store, begin, &trainer)?;
             notices.extend(said);
             state = resume(loaded, state, &mut trainer, &mut notices)?;
@@ -137,6 +159,7 @@ impl Run {
             schedule,
             state,
             store,
+            together,
             notices,
             resolved,
         })
@@ -152,25 +175,71 @@ impl Run {
         &self.config().log.dir
     }
 
-    /// Commits a checkpoint of the present state and removes the ones no longer wanted. Returns its folder, size, and notices.
-    pub fn save(&self) -> Result<(String, u64, Vec<String>)> {
+    /// Saves a checkpoint of the present state. Alone, it is committed when this returns; with other ranks that happens beside training.
+    /// Returns what was committed meanwhile.
+    pub fn save(&mut self) -> Result<Option<CheckpointSaved>> {
+        let sidecar = self.sidecar();
+        if let Some(together) = &mut self.together {
+            let clock = Instant::now();
+            let before = together.save(&self.trainer, &self.state, sidecar)?;
+            tracing::info!(seconds = clock.elapsed().as_secs_f64(), "training stood still for the checkpoint");
+            return before.map(|committed| self.committed(committed)).transpose();
+        }
+        let clock = Instant::now();
         let t = &self.trainer;
         let weights = t.masters()?;
         let m = OnHost::new(&*t.ops, t.optimizer.exp_avg.iter())?;
         let v = OnHost::new(&*t.ops, t.optimizer.exp_avg_sq.iter())?;
         let state = serde_json::to_value(&self.state).map_err(|e| Error::Input(format!("checkpoint state: {e}")))?;
-        let saved = self.store.save(self.state.step, &t.model.params, &weights.views(), &m.views(), &v.views(), &state, &self.sidecar())?;
+        let saved = self.store.save(self.state.step, &t.model.params, &weights.views(), &m.views(), &v.views(), &state, &sidecar)?;
+        Ok(Some(self.kept(saved, clock.elapsed())?))
+    }
+
+    /// What became of a save beside training: with `wait` of any that is under way, else if it is done.
+    pub fn saved(&mut self, wait: bool) -> Result<Option<CheckpointSaved>> {
+        let Some(together) = &mut self.together else { return Ok(None) };
+        let done = if wait { together.wait()? } else { together.poll()? };
+        done.map(|committed| self.committed(committed)).transpose()
+    }
+
+    fn committed(&self, done: Committed) -> Result<CheckpointSaved> {
+        self.kept(done.saved, done.took)
+    }
+
+    /// Removes the checkpoints that are no longer wanted, now that there is another.
+    fn kept(&self, saved: Saved, took: Duration) -> Result<CheckpointSaved> {
         let keep = &self.config().checkpoint;
-        let notices = self.store.prune(keep.keep_last, keep.keep_every)?;
-        Ok((saved.path.display().to_string(), saved.bytes, notices))
+        let first = self.trainer.ranks.mesh.rank == 0;
+        let notices = if first { self.store.prune(keep.keep_last, keep.keep_every)? } else { Vec::new() };
+        Ok(CheckpointSaved { step: saved.step, path: saved.path.display().to_string(), bytes: saved.bytes, took, notices })
+    }
+
+    /// Whether some rank was asked to stop; every rank is told the same.
+    pub fn asked_to_stop(&self) -> Result<bool> {
+        let asked = f64::from(u8::from(self.stop.load(std::sync::atomic::Ordering::Relaxed)));
+        Ok(sum_over_ranks(&*self.trainer.ops, &*self.trainer.ranks.mesh.world, [asked])?[0] > 0.0)
     }
 
     /// Writes the weights as a Hugging Face folder, `hf/` of the run folder.
     pub fn export(&self) -> Result<()> {
+        if self.together.is_some() {
+            return self.export_saved();
+        }
         let weights = self.trainer.masters()?;
         let options =
             ExportOptions { dtype: self.config().checkpoint.export_dtype.map(dtype_of), overwrite: true, ..ExportOptions::default() };
         temper_checkpoint::export(&self.dir().join("hf"), &self.trainer.model.params, &weights.views(), &self.sidecar(), &options)?;
+        Ok(())
+    }
+
+    /// Of several ranks none has the whole model: the first exports the last checkpoint, the others wait for it.
+    fn export_saved(&self) -> Result<()> {
+        let mesh = &self.trainer.ranks.mesh;
+        if mesh.rank == 0 {
+            let options =
+                ExportOptions { dtype: self.config().checkpoint.export_dtype.map(dtype_of), overwrite: true, ..ExportOptions::default() };
+            temper_checkpoint::export_checkpoint(&self.store.step_dir(self.state.step), &self.dir().join("hf"), &options)?;
+        }
         Ok(())
     }
 
@@ -243,34 +312,59 @@ fn load_checkpoint(store: &Store, begin: Begin, trainer: &Trainer) -> Result<(Lo
     }
     match store.load_latest(params)? {
         Some(found) => Ok(found),
-        None => {
-            let earlier = store.dir().parent().and_then(run_dir::earlier_with_checkpoints);
-            let hint = earlier.map(|dir| format!(", or look into {}, an earlier run that has some (--set log.dir=...)", dir.display()));
-            let hint = hint.unwrap_or_default();
-            Err(Error::Input(format!("{}: no checkpoint to resume from. Run without --resume to start{hint}", store.dir().display())))
-        }
+        None => Err(no_checkpoint(store)),
     }
+}
+
+fn no_checkpoint(store: &Store) -> Error {
+    let earlier = store.dir().parent().and_then(run_dir::earlier_with_checkpoints);
+    let hint = earlier.map(|dir| format!(", or look into {}, an earlier run that has some (--set log.dir=...)", dir.display()));
+    let hint = hint.unwrap_or_default();
+    Error::Input(format!("{}: no checkpoint to resume from. Run without --resume to start{hint}", store.dir().display()))
+}
+
+/// Every rank reads its part of a checkpoint, whatever layout saved it.
+fn resume_together(
+    together: &Together,
+    begin: Begin,
+    planned: RunState,
+    trainer: &mut Trainer,
+    store: &Store,
+    notices: &mut Vec<String>,
+) -> Result<RunState> {
+    let step = if let Begin::Step(step) = begin { Some(step) } else { None };
+    let Some((checkpoint, said)) = together.load(trainer, step)? else { return Err(no_checkpoint(store)) };
+    notices.extend(said);
+    let state = going_on(checkpoint.state().clone(), checkpoint.path(), planned, notices)?;
+    trainer.optimizer.updates = state.updates;
+    Ok(state)
 }
 
 /// Puts a checkpoint's tensors in place after checking that the run may go on from it.
 fn resume(loaded: Loaded, planned: RunState, trainer: &mut Trainer, notices: &mut Vec<String>) -> Result<RunState> {
-    let mut state: RunState = serde_json::from_value(loaded.state)
-        .map_err(|e| Error::Input(format!("{}: state.json is not a training state: {e}", loaded.path.display())))?;
-    let conflicts = state.conflicts(&planned);
-    if !conflicts.is_empty() {
-        return Err(Error::Input(format!(
-            "{}: cannot go on from this checkpoint: {}. Restore these, or start a new run without --resume (to train further on other data, set model.path to this run's export)",
-            loaded.path.display(),
-            conflicts.join("; ")
-        )));
-    }
-    notices.extend(state.told(&planned));
-    notices.push(format!("resumed from {} (step {})", loaded.path.display(), state.step));
+    let state = going_on(loaded.state, &loaded.path, planned, notices)?;
     let ops = trainer.ops.clone();
     trainer.set_weights(loaded.weights)?;
     place(&*ops, &mut trainer.optimizer.exp_avg, loaded.exp_avg)?;
     place(&*ops, &mut trainer.optimizer.exp_avg_sq, loaded.exp_avg_sq)?;
     trainer.optimizer.updates = state.updates;
+    Ok(state)
+}
+
+/// The state of a checkpoint, if the run may go on from it.
+fn going_on(state: serde_json::Value, path: &Path, planned: RunState, notices: &mut Vec<String>) -> Result<RunState> {
+    let mut state: RunState =
+        serde_json::from_value(state).map_err(|e| Error::Input(format!("{}: state.json is not a training state: {e}", path.display())))?;
+    let conflicts = state.conflicts(&planned);
+    if !conflicts.is_empty() {
+        return Err(Error::Input(format!(
+            "{}: cannot go on from this checkpoint: {}. Restore these, or start a new run without --resume (to train further on other data, set model.path to this run's export)",
+            path.display(),
+            conflicts.join("; ")
+        )));
+    }
+    notices.extend(state.told(&planned));
+    notices.push(format!("resumed from {} (step {})", path.display(), state.step));
     state.steps = planned.steps;
     (state.model_dir, state.optim) = (planned.model_dir, planned.optim);
     Ok(state)

@@ -3,9 +3,8 @@
 use crate::events::{End, Eval, Event, Notice, Saved, Sink, Start};
 use crate::measure::{Flops, peak_memory, step_event};
 use crate::outcome::StepResult;
-use crate::run::Run;
+use crate::run::{CheckpointSaved, Run};
 use crate::{Error, Result, guard};
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 use temper_config::OnNonFinite;
 use temper_data::{MicroBatch, StepBatch};
@@ -50,14 +49,16 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         if due(step, run.config().train.eval_every) || last {
             evaluate(run, step, sink)?;
         }
-        let stop = run.stop.load(Ordering::Relaxed) && !last;
+        let stop = run.asked_to_stop()? && !last;
         if due(step, run.config().checkpoint.every) || last || stop {
             save(run, sink)?;
         }
+        tell_saved(run.saved(stop)?, sink);
         if stop {
             return Err(Error::Interrupted { step, path: run.store.dir() });
         }
     }
+    tell_saved(run.saved(true)?, sink);
     if run.config().checkpoint.export {
         run.export()?;
     }
@@ -123,13 +124,16 @@ fn evaluate(run: &Run, step: usize, sink: &mut dyn Sink) -> Result<()> {
     Ok(())
 }
 
-/// Commits a checkpoint, then removes those that are no longer wanted.
+/// Saves a checkpoint.
 fn save(run: &mut Run, sink: &mut dyn Sink) -> Result<()> {
-    let clock = Instant::now();
-    let (path, bytes, notices) = run.save()?;
-    sink.event(&Event::Checkpoint(Saved { step: run.state.step, path, bytes, wall_s: clock.elapsed().as_secs_f64() }));
+    tell_saved(run.save()?, sink);
+    Ok(())
+}
+
+fn tell_saved(saved: Option<CheckpointSaved>, sink: &mut dyn Sink) {
+    let Some(CheckpointSaved { step, path, bytes, took, notices }) = saved else { return };
+    sink.event(&Event::Checkpoint(Saved { step, path, bytes, wall_s: took.as_secs_f64() }));
     for message in notices {
         sink.event(&Event::Notice(Notice { message, count: None }));
     }
-    Ok(())
 }

@@ -157,6 +157,10 @@ fn digest(name: &str) -> i32 {
 }
 
 impl World for NcclWorld {
+    fn host_group(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Comm>> {
+        self.host.group(name, members)
+    }
+
     fn rank(&self) -> usize {
         self.host.rank()
     }

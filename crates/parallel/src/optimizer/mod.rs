@@ -159,6 +159,13 @@ impl Optimizer {
         Ok(Some(values))
     }
 
+    /// Sets the moments of a segment to values of any float type that lie on the backend.
+    pub fn set_moments(&mut self, ops: &dyn Ops, segment: &Segment, m: View, v: View) -> Result<()> {
+        let Segment { bucket, state, .. } = segment;
+        ops.copy(elements_mut(self.exp_avg[*bucket].view_mut(), state), m)?;
+        Ok(ops.copy(elements_mut(self.exp_avg_sq[*bucket].view_mut(), state), v)?)
+    }
+
     /// First and second moments of a segment, flat.
     pub fn moments(&self, segment: &Segment) -> [View<'_>; 2] {
         [&self.exp_avg, &self.exp_avg_sq].map(|all| elements(all[segment.bucket].view(), &segment.state))
