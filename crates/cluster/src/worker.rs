@@ -54,7 +54,7 @@ pub type Standing = Box<dyn Fn() -> Option<String> + Send>;
 pub struct Worker {
     lead: Lead,
     shared: Arc<Shared>,
-    answers: Receiver<Answer>,
+    answers: Mutex<Receiver<Answer>>,
 }
 
 struct Shared {
@@ -130,7 +130,7 @@ impl Worker {
                 drop(beating.news.wait_timeout_while(lock(&beating.doing), BEAT - LEAST, |now| now.told));
             }
         });
-        Ok(Some(Worker { lead, shared, answers }))
+        Ok(Some(Worker { lead, shared, answers: Mutex::new(answers) }))
     }
 
     /// A name that all ranks of this start have in common and no other start has.
@@ -165,7 +165,7 @@ impl Worker {
     /// When the supervisor does not answer. Where ranks differ it ends them all instead.
     pub fn preflight(&self, print: Fingerprint, patience: Duration) -> Result<()> {
         self.shared.tell(&Told::Fingerprint(print)).map_err(doing("telling the supervisor"))?;
-        match self.answers.recv_timeout(patience) {
+        match lock(&self.answers).recv_timeout(patience) {
             Ok(Answer::Go) => Ok(()),
             Err(RecvTimeoutError::Timeout) => {
                 let what = "not all ranks told what they run with; those that did not may still be starting, or be stuck reading the model or the data";

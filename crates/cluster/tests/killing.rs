@@ -114,6 +114,7 @@ fn a_killed_supervisor_takes_its_workers_along() {
     let job = Job::new(3, "all=endless");
     let running = job.start();
     let pids = job.pids(3);
+    std::thread::sleep(Duration::from_millis(1000)); // nothing of theirs is written any more: a closed pipe would end them too
     signal(running.child.id() as i32, Signal::KILL);
     gone_within(&pids, Duration::from_secs(5));
     assert_eq!(running.finish().code, -1);
