@@ -79,7 +79,7 @@ impl Batch {
             cu_seqlens.push(filled as i32);
         }
         let AxisRank { rank, of } = ranks.context();
-        let local = if of == 1 { Vec::from([0..filled]) } else { pieces(filled, rank, of).to_vec() };
+        let local = if of == 1 { std::iter::once(0..filled).collect() } else { pieces(filled, rank, of).to_vec() };
         let longest = cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
         let of_local = |values: &[i32]| local.iter().flat_map(|r| values[r.clone()].iter().copied()).collect::<Vec<i32>>();
         let (ids, positions) = (of_local(&ids), of_local(&positions));

@@ -47,7 +47,7 @@ pub struct Portion {
 impl Portion {
     /// All of it.
     pub fn whole(arch: &Arch) -> Portion {
-        Portion { seat: Seat::WHOLE, chunks: Vec::from([0..arch.layers]), embed: true, head: true }
+        Portion { seat: Seat::WHOLE, chunks: std::iter::once(0..arch.layers).collect(), embed: true, head: true }
     }
 
     /// Whether a parameter of the whole network is here.

@@ -54,6 +54,14 @@ struct Answer {
     aux: Vec<[f64; 2]>,
 }
 
+/// What one rank has.
+struct Part {
+    params: Vec<Param>,
+    grads: Vec<Vec<f64>>,
+    /// By number of the micro-batch.
+    answers: Vec<(usize, Answer)>,
+}
+
 /// One case: an architecture, its micro-batches, what is recomputed.
 struct Case {
     arch: Arch,
@@ -65,22 +73,21 @@ struct Case {
 fn run(case: &Case, axes: Axes, sequence: bool) -> Answer {
     let copies = if axes.tp > case.arch.kv_heads { vec![axes.tp / case.arch.kv_heads] } else { vec![] };
     let worlds = threads(axes.world(), Duration::from_secs(60));
-    let parts: Vec<(usize, Vec<Param>, Vec<Vec<f64>>, Vec<(usize, Answer)>)> = std::thread::scope(|scope| {
+    let parts: Vec<(usize, Part)> = std::thread::scope(|scope| {
         let copies = &copies;
         let ranks: Vec<_> = worlds
             .into_iter()
             .map(|world| {
                 scope.spawn(move || {
                     let mesh = Mesh::new(&world, axes, copies).unwrap();
-                    let (params, grads, answers) = rank(case, Ranks { mesh, sequence });
-                    (world.rank(), params, grads, answers)
+                    (world.rank(), rank(case, Ranks { mesh, sequence }))
                 })
             })
             .collect();
         ranks.into_iter().map(|r| r.join().unwrap()).collect()
     });
     let mut whole = Answer { losses: vec![vec![]; case.micro.len()], aux: vec![[0.0; 2]; case.micro.len()], ..Answer::default() };
-    for (rank, params, grads, answers) in parts {
+    for (rank, Part { params, grads, answers }) in parts {
         let tp_rank = rank % axes.tp;
         for (param, grad) in params.iter().zip(&grads) {
             // Each tensor rank has the whole of such a gradient: one is enough.
@@ -106,7 +113,7 @@ fn run(case: &Case, axes: Axes, sequence: bool) -> Answer {
 }
 
 /// One rank: its parameters, gradients, and the answers of its micro-batches with losses at the places of its tokens.
-fn rank(case: &Case, ranks: Ranks) -> (Vec<Param>, Vec<Vec<f64>>, Vec<(usize, Answer)>) {
+fn rank(case: &Case, ranks: Ranks) -> Part {
     let ops = Cpu::new(1);
     let axes = ranks.mesh.axes;
     let experts = ranks.mesh.experts.rank();
@@ -141,7 +148,7 @@ fn rank(case: &Case, ranks: Ranks) -> (Vec<Param>, Vec<Vec<f64>>, Vec<(usize, An
         answers.push((index, Answer { losses: vec![losses], aux: vec![aux], ..Answer::default() }));
     }
     let grads = (0..model.params.len()).map(|i| common::host(&ops, grads.get(ParamId(i)).unwrap())).collect();
-    (model.params, grads, answers)
+    Part { params: model.params, grads, answers }
 }
 
 /// The weights that a part of a model has of a whole one's.
