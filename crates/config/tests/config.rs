@@ -201,7 +201,7 @@ fn wrong_values_name_line_key_value_and_remedy() {
         ("[optim]\nbetas = [0.9]", ["optim.betas", "a list of 1", "two numbers"]),
         ("[optim]\nwarmup = 1.0", ["optim.warmup", "1.0", "below 1"]),
         ("[optim]\nwarmup = -1", ["optim.warmup", "-1", "from 0"]),
-        ("[parallel]\ntp = 0", ["parallel.tp", "found 0", "1"]),
+        ("[parallel]\ntp = 0", ["parallel.tp", "found the integer 0", "from 1 to"]),
         ("[precision]\ndtype = 'fp16'", ["precision.dtype", "fp16", "float32"]),
         ("[checkpoint]\nexport_dtype = 'int8'", ["checkpoint.export_dtype", "int8", "\"auto\", \"float32\""]),
     ] {

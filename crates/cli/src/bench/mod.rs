@@ -52,11 +52,12 @@ fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
 /// Measures as this process is asked to; of several ranks the first prints.
 fn measure(args: &BenchStep, mut bench: Bench) -> anyhow::Result<()> {
     let report = bench.steps(args.warmup as usize, args.steps as usize)?;
+    let rates = rates(&bench);
+    let recording = if args.ops || args.trace.is_some() { Some(bench.record()?) } else { None };
+    // Every rank has to take part in what is measured.
     if !bench.speaks() {
         return Ok(());
     }
-    let rates = rates(&bench);
-    let recording = if args.ops || args.trace.is_some() { Some(bench.record()?) } else { None };
     if let (Some(recording), Some(file)) = (&recording, &args.trace) {
         temper_train::trace::write(file, recording, report.warmup + report.steps + 1)?;
     }

@@ -164,3 +164,31 @@ fn a_host_that_ssh_does_not_reach_ends_the_others() {
     assert!(began.elapsed() < Duration::from_secs(30));
     done.says(&["[nowhere] no route", "error: nowhere: ", "failed"]);
 }
+
+/// The quickstart's kind of run as one rank, then begun by four ranks and ended by two in another layout: the same losses, and a model
+/// that any program loads.
+#[test]
+fn a_run_goes_on_in_another_layout_as_if_one_rank_had_done_it_all() {
+    let case = Case::tiny();
+    let sets = ["train.steps=6", "checkpoint.every=3", "checkpoint.keep_last=0", "train.global_batch=4"];
+    let run = |dir: &'static str, more: &[&'static str]| [&sets[..], &[dir], more].concat();
+    case.sft("config.toml", &run("log.dir=one", &[])).ok();
+    case.sft("config.toml", &run("log.dir=many", &["parallel.tp=2", "parallel.pp=2"])).ok();
+    fs::remove_dir_all(case.path("many/checkpoints/step-000006")).unwrap();
+    fs::remove_dir_all(case.path("many/hf")).unwrap();
+    case.resume("config.toml", &run("log.dir=many", &["parallel.dp=2"])).ok().says(&["resumed from", "step 3"]);
+    let loss = |dir: &str| -> Vec<(u64, f64)> {
+        let step = |s: &serde_json::Value| (s["step"].as_u64().unwrap(), s["loss"].as_f64().unwrap());
+        case.steps(dir).iter().map(step).collect()
+    };
+    let one = loss("one");
+    // Steps 4 to 6 were done twice: before the checkpoint was taken away and after.
+    let many = loss("many");
+    assert_eq!(many.len(), 9, "{many:?}");
+    for (step, found) in many {
+        let (_, want) = one[step as usize - 1];
+        assert!((found - want).abs() < 1e-4 * want, "step {step}: {found}, one rank {want}");
+    }
+    assert!(case.path("many/hf/model.safetensors").exists() && case.path("many/hf/config.json").exists());
+    case.temper(&["checkpoint", "verify", case.path("many/checkpoints/step-000003").to_str().unwrap()]).ok();
+}
