@@ -76,7 +76,7 @@ pub struct Sft {
     /// The steps to record, e.g. `3..5` for 3, 4 and 5.
     #[arg(long, value_name = "STEPS", default_value = "2", requires = "trace")]
     pub trace_steps: String,
-    /// Ranks of the job, each a process (default: as many as [parallel] multiplies to; where it leaves dp open, one for each GPU).
+    /// Ranks of the job, each a process (default: as many as `parallel` multiplies to; where it leaves dp open, one for each GPU).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub ranks: Option<u32>,
     /// Be the supervisor of so many ranks on this node: for srun or mpirun with one task a node.
@@ -99,7 +99,7 @@ pub struct Launch {
     /// Hosts, one a line: `host`, `host slots=8` or `host:8`. Rank 0 runs on the first.
     #[arg(long, value_name = "FILE")]
     pub hostfile: PathBuf,
-    /// Ranks of every host, whatever the file says (default: its slots, else [parallel] divided by the hosts, else a GPU each).
+    /// Ranks of every host, whatever the file says (default: its slots, else `parallel` divided by the hosts, else a GPU each).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ranks_per_node: Option<u32>,
     /// What runs a command on a host: called with the host's name and a line of shell.

@@ -229,8 +229,8 @@ fn relative(found: &[f64], want: &[f64]) -> f64 {
     found.iter().zip(want).fold(0.0, |m: f64, (a, b)| if (a - b).abs() <= m { m } else { (a - b).abs() }) / largest
 }
 
-/// Compares a layout with one rank. `rounding` is how far one rank's own gradients are from exact ones.
-fn agree(job: &Job, one: &Answer, rounding: &BTreeMap<String, f64>, layout: &Layout) {
+/// Compares a layout with one rank. `rounding` is how far one rank's gradients are from exact ones, at most.
+fn agree(job: &Job, one: &Answer, rounding: f64, layout: &Layout) {
     let many = job.train(layout);
     let tolerance = if job.dtype == DType::F64 { 1e-9 } else { 1e-5 };
     for (step, (found, want)) in many.steps.iter().zip(&one.steps).enumerate() {
@@ -244,10 +244,8 @@ fn agree(job: &Job, one: &Answer, rounding: &BTreeMap<String, f64>, layout: &Lay
         assert_eq!(one.keys().collect::<Vec<_>>(), many.keys().collect::<Vec<_>>());
         for (name, want) in one {
             let error = relative(&many[name], want);
-            // Two sums of the same numbers may each be off by what one is. Gradients of the norms of q and k are sums over heads and tokens
-            // that nearly cancel: 3e-5 in f32.
-            let cancels = if name.contains("q_norm") || name.contains("k_norm") { 3.0 } else { 1.0 };
-            let allowed = (cancels * tolerance).max(2.0 * rounding.get(name).copied().unwrap_or(0.0));
+            // Where sums cancel, one rank itself is off by more than 1e-5 would allow two to differ: each may be off by `rounding`.
+            let allowed = tolerance.max(2.0 * rounding);
             assert!(error < allowed, "{layout:?}: {what} of {name} is off by {error:e}, {allowed:e} allowed");
         }
     }
@@ -257,13 +255,14 @@ fn all_agree(job: &Job, layouts: &[Layout]) {
     let single = layout(1, 1, 1, 1, 1, 1);
     let one = job.train(&single);
     assert_eq!(one.weights.len(), declare(&job.arch).iter().map(|p| p.pieces.len()).sum::<usize>());
-    let mut rounding = BTreeMap::new();
+    let mut rounding = 0.0;
     if job.dtype == DType::F32 {
         let exact = Job { dtype: DType::F64, ..job.clone() }.train(&single);
-        rounding.extend(one.grads.iter().map(|(name, grad)| (name.clone(), relative(grad, &exact.grads[name]))));
-        assert!(rounding.values().all(|error| *error < 3e-5), "{rounding:?}");
+        let errors = one.grads.iter().map(|(name, grad)| relative(grad, &exact.grads[name]));
+        rounding = errors.fold(0.0, f64::max);
+        assert!(rounding < 2e-5, "one rank's gradients are off by {rounding:e}");
     }
-    layouts.iter().for_each(|layout| agree(job, &one, &rounding, layout));
+    layouts.iter().for_each(|layout| agree(job, &one, rounding, layout));
 }
 
 #[test]
@@ -307,12 +306,11 @@ fn experts_over_every_axis() {
 
 #[test]
 fn in_single_precision_losses_and_gradients_agree_to_1e_5() {
-    let layouts = [layout(2, 1, 2, 2, 1, 1), layout(4, 2, 1, 1, 1, 1)];
-    all_agree(&Job { dtype: DType::F32, lr: 1e-3, ..dense() }, &layouts);
-    all_agree(
-        &Job { dtype: DType::F32, lr: 1e-3, recompute: Recompute::Full, ..experts() },
-        &[layout(2, 1, 2, 2, 2, 2), layout(1, 2, 2, 1, 4, 1)],
-    );
+    // Weights of a trained model's size: with the large ones of the tests in f64 a rounding of 6e-8 grows two hundredfold on its way back.
+    let single = |job: Job| Job { dtype: DType::F32, lr: 1e-3, arch: Arch { init_std: 0.1, ..job.arch.clone() }, ..job };
+    all_agree(&single(dense()), &[layout(2, 1, 2, 2, 1, 1), layout(4, 2, 1, 1, 1, 1)]);
+    let experts = Job { recompute: Recompute::Full, ..experts() };
+    all_agree(&single(experts), &[layout(2, 1, 2, 2, 2, 2), layout(1, 2, 2, 1, 4, 1)]);
 }
 
 /// Full-parameter SFT of Qwen3-235B-A22B on 64 ranks: its depth, heads, experts and layout, at a tiny width.

@@ -8,7 +8,7 @@
 //! barriers, and the question where another rank stands. A watchdog (`watchdog.rs`) looks after every operation under way. When one
 //! fails, or is not done within the world's patience, or a rank of its group is gone, it names the operation and the rank and aborts
 //! all communicators, so that nothing waits for ever. From then on every call fails with that error, and **what the operations under
-//! way have left in their buffers is garbage**: whoever is about to keep a result calls [`Comm::barrier`](temper_comm::Comm::barrier)
+//! way have left in their buffers is garbage**: whoever is about to keep a result calls [`Comm::barrier`]
 //! or waits for an operation first.
 //!
 //! Sums of 16-bit floats are rounded at every hop of NCCL's ring (of n ranks, n - 1 times), as in every program that uses NCCL;

@@ -19,7 +19,7 @@ pub struct AdamWConfig {
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Decoupled decay of the parameters that decay ([`Param::decay`]).
+    /// Decoupled decay of the parameters that decay ([`temper_model::param::Param::decay`]).
     pub weight_decay: f64,
     /// Largest gradient norm; 0 switches clipping off.
     pub clip: f64,

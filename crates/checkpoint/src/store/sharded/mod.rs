@@ -12,8 +12,8 @@
 //! So every byte is vouched for by the manifest: through `rank-N.json` in the case of the tensors, so that a reader checks just the
 //! blocks that it reads, and damage is located to a block and the tensors in it.
 //!
-//! A save has three stages, on each of which all ranks agree ([`agree`]) before the next begins: rank 0 makes a temporary folder; every
-//! rank writes and syncs its two files; rank 0 checks that the parts cover every tensor exactly once ([`cover`]), writes the rest
+//! A save has three stages, on each of which all ranks agree (`agree.rs`) before the next begins: rank 0 makes a temporary folder; every
+//! rank writes and syncs its two files; rank 0 checks that the parts cover every tensor exactly once (`cover.rs`), writes the rest
 //! and renames the folder. A failure in any stage, on any rank, is an error on all of them and leaves earlier checkpoints alone.
 
 mod agree;
