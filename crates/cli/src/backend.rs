@@ -2,6 +2,8 @@
 
 use crate::args::{Cli, Device};
 use std::sync::Arc;
+use temper_comm::{HostWorld, World};
+use temper_cuda::nccl::NcclWorld;
 use temper_cuda::{Cuda, Options};
 use temper_tensor::{Ops, cpu::Cpu};
 
@@ -29,10 +31,27 @@ pub fn open(cli: &Cli, deterministic: bool, local_rank: usize) -> anyhow::Result
     Ok(Backend { ops: Arc::new(Cpu::new(threads(cli.threads))), gpu: None })
 }
 
+impl Backend {
+    /// The ranks of `host`, exchanging from where this backend's tensors are.
+    pub fn join(&self, host: HostWorld) -> temper_comm::Result<Box<dyn World>> {
+        Ok(match &self.gpu {
+            Some(gpu) => Box::new(NcclWorld::open(gpu.device(), host)?),
+            None => Box::new(host),
+        })
+    }
+}
+
+/// Number of ranks of this host, for its workers.
+pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+
+/// Ranks of this host, which share its memory and cores, where that is known.
+pub fn ranks_here() -> Option<usize> {
+    std::env::var(LOCAL_WORLD_SIZE).ok()?.parse().ok()
+}
+
 /// Threads of this rank: as asked for, else its share of the cores (0: all).
 fn threads(asked: u16) -> usize {
-    let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|n| n.parse::<usize>().ok()).filter(|n| *n > 1);
-    match here {
+    match ranks_here().filter(|ranks| *ranks > 1) {
         Some(ranks) if asked == 0 => std::thread::available_parallelism().map_or(1, |cores| (cores.get() / ranks).max(1)),
         _ => asked.into(),
     }

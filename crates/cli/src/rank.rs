@@ -11,7 +11,6 @@ use std::{
 use temper_cluster::{Failed, Fingerprint, Kind, Rendezvous, Worker};
 use temper_comm::{HostWorld, Solo, Tcp, World, tcp};
 use temper_config::Resolved;
-use temper_cuda::nccl::NcclWorld;
 use temper_train::events::{Event, Sink};
 
 /// Exit code of a panic, Rust's own.
@@ -117,10 +116,7 @@ impl Rank {
             worker.standing(Box::new(move || Some(recorder.standing().to_string())));
         }
         let host = self.host.get_or_init(|| host).clone();
-        Ok(match &backend.gpu {
-            Some(gpu) => Box::new(NcclWorld::open(gpu.device(), host)?),
-            None => Box::new(host),
-        })
+        Ok(backend.join(host)?)
     }
 
     /// Tells the others why this rank leaves, if it fails.

@@ -5,6 +5,24 @@
 #define IGNORE -100
 #define COLS(c) for (i64 c = threadIdx.x * V; c < C; c += blockDim.x * V)
 
+// The block's row of C values: the largest, and the sum of exp(x - largest).
+DI void row_mass(const T* row, i64 C, float* buffer, float& top, float& sum) {
+  float r[V], m = -INF, s = 0;
+  COLS(c) {
+    load(row + c, r);
+    float most = r[0];
+#pragma unroll
+    for (int j = 1; j < V; j++) most = fmaxf(most, r[j]);
+    if (most > m) { s *= __expf(m - most); m = most; }
+    if (m > -INF) {
+#pragma unroll
+      for (int j = 0; j < V; j++) s += __expf(r[j] - m);
+    }
+  }
+  top = block_max(m, buffer);
+  sum = block_sum(m > -INF ? s * __expf(m - top) : s, buffer);
+}
+
 KERNEL cross_entropy(float* losses, T* logits, const int* targets, const float* weights, i64 C) {
   __shared__ float buffer[32];
   const i64 n = blockIdx.x;
@@ -20,20 +38,8 @@ KERNEL cross_entropy(float* losses, T* logits, const int* targets, const float* 
     }
     return;
   }
-  float m = -INF, s = 0;
-  COLS(c) {
-    load(row + c, r);
-    float top = r[0];
-#pragma unroll
-    for (int j = 1; j < V; j++) top = fmaxf(top, r[j]);
-    if (top > m) { s *= __expf(m - top); m = top; }
-    if (m > -INF) {
-#pragma unroll
-      for (int j = 0; j < V; j++) s += __expf(r[j] - m);
-    }
-  }
-  const float top = block_max(m, buffer);
-  s = block_sum(m > -INF ? s * __expf(m - top) : s, buffer);
+  float top, s;
+  row_mass(row, C, buffer, top, s);
   const float lse = top + logf(s);
   const bool valid = target >= 0 && target < C;
   if (threadIdx.x == 0) losses[n] = valid ? lse - to_f32(row[target]) : NAN_F;
@@ -136,20 +142,8 @@ KERNEL vocab_stats(float* stats, const T* logits, const int* targets, i64 C, i64
   __shared__ float buffer[32];
   const i64 n = blockIdx.x, own = targets[n] - first;
   const T* row = logits + n * C;
-  float r[V], m = -INF, s = 0;
-  COLS(c) {
-    load(row + c, r);
-    float top = r[0];
-#pragma unroll
-    for (int j = 1; j < V; j++) top = fmaxf(top, r[j]);
-    if (top > m) { s *= __expf(m - top); m = top; }
-    if (m > -INF) {
-#pragma unroll
-      for (int j = 0; j < V; j++) s += __expf(r[j] - m);
-    }
-  }
-  const float top = block_max(m, buffer);
-  s = block_sum(m > -INF ? s * __expf(m - top) : s, buffer);
+  float top, s;
+  row_mass(row, C, buffer, top, s);
   if (threadIdx.x == 0) {
     stats[n * 3] = top;
     stats[n * 3 + 1] = s;

@@ -52,10 +52,17 @@ pub struct AuxGrad {
     pub z_coef: f64,
 }
 
+/// Sparse layers and experts; `None` for a model without experts.
+fn shape(arch: &Arch) -> Option<[usize; 2]> {
+    let layers = (0..arch.layers).filter(|&i| arch.is_moe_layer(i)).count();
+    arch.moe.as_ref().filter(|_| layers > 0).map(|moe| [layers, moe.experts])
+}
+
 impl AuxGrad {
     /// What [`AuxStats::finish`] gives on another rank, its values not yet known.
-    pub fn expected(cx: &Cx, stats: &AuxStats, s: &AuxSettings) -> Result<AuxGrad> {
-        let balance = (s.coef != 0.0).then(|| cx.alloc_stat(stats.counts.shape())).transpose()?;
+    pub fn expected(cx: &Cx, arch: &Arch, s: &AuxSettings) -> Result<AuxGrad> {
+        let Some(shape) = shape(arch) else { return Ok(AuxGrad::default()) };
+        let balance = (s.coef != 0.0).then(|| cx.alloc_stat(&shape)).transpose()?;
         Ok(AuxGrad { balance, z_coef: s.z_coef * s.scale })
     }
 }
@@ -63,15 +70,9 @@ impl AuxGrad {
 impl AuxStats {
     /// Zeros; `None` for a model without experts.
     pub fn new(cx: &Cx, arch: &Arch) -> Result<Option<AuxStats>> {
-        let layers = (0..arch.layers).filter(|&i| arch.is_moe_layer(i)).count();
-        let Some(moe) = arch.moe.as_ref().filter(|_| layers > 0) else { return Ok(None) };
+        let (Some(shape), Some(moe)) = (shape(arch), &arch.moe) else { return Ok(None) };
         let zeros = |shape: &[usize]| cx.ops.zeros(cx.dtype().stat(), shape);
-        Ok(Some(AuxStats {
-            counts: zeros(&[layers, moe.experts])?,
-            prob_sums: zeros(&[layers, moe.experts])?,
-            z_sum: zeros(&[1])?,
-            top_k: moe.top_k,
-        }))
+        Ok(Some(AuxStats { counts: zeros(&shape)?, prob_sums: zeros(&shape)?, z_sum: zeros(&[1])?, top_k: moe.top_k }))
     }
 
     /// Counts the decision of sparse layer `row` on the first `tokens` rows.

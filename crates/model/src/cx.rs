@@ -1,6 +1,6 @@
 //! [`Cx`]: everything a layer reads besides its input.
 
-use crate::{Batch, Operand, Ranks, Result, RopeTables, Weights};
+use crate::{Batch, Ranks, Result, RopeTables, Weights};
 use std::sync::Arc;
 use temper_tensor::{DType, Ops, RopeTable, Tensor, View};
 
@@ -51,15 +51,5 @@ impl Cx<'_> {
     /// Position of each token within its document, `[T]`.
     pub fn positions(&self) -> View<'_> {
         self.batch.positions.view()
-    }
-
-    /// `x` in the stat dtype: itself when it has that type, else a converted copy.
-    pub fn to_stat<'t>(&self, x: View<'t>) -> Result<Operand<'t>> {
-        if x.dtype() == x.dtype().stat() {
-            return Ok(Operand::Given(x));
-        }
-        let mut y = self.ops.alloc(x.dtype().stat(), x.shape())?;
-        self.ops.copy(y.view_mut(), x)?;
-        Ok(Operand::Made(y))
     }
 }

@@ -93,7 +93,7 @@ impl Dispatch {
         let (etp, width) = (cx.ranks.mesh.axes.etp, rows.shape()[1]);
         let sent = if etp == 1 { rows } else { e.for_every_slice(cx, rows, etp)? };
         let mut arrived = cx.alloc(&[e.receive.iter().sum(), width])?;
-        let send: Vec<usize> = e.send.iter().flat_map(|n| std::iter::repeat_n(*n, etp)).collect();
+        let send = e.to_each(etp);
         cx.ranks.mesh.experts.all_to_all(arrived.view_mut(), &e.receive, sent.view(), &send)?.wait()?;
         let mut sorted = cx.alloc(arrived.shape())?;
         cx.ops.moe_gather(sorted.view_mut(), arrived.view(), e.order.source.view())?;
@@ -106,7 +106,7 @@ impl Dispatch {
         let (etp, width) = (cx.ranks.mesh.axes.etp, sorted.shape()[1]);
         let mut arrived = cx.alloc(sorted.shape())?;
         cx.ops.moe_combine(arrived.view_mut(), sorted.view(), None, e.order.place.view())?;
-        let send: Vec<usize> = e.send.iter().flat_map(|n| std::iter::repeat_n(*n, etp)).collect();
+        let send = e.to_each(etp);
         let mut back = cx.alloc(&[send.iter().sum(), width])?;
         cx.ranks.mesh.experts.all_to_all(back.view_mut(), &send, arrived.view(), &e.receive)?.wait()?;
         if etp == 1 { Ok(back) } else { e.sum_of_slices(cx, back, etp) }
@@ -114,6 +114,11 @@ impl Dispatch {
 }
 
 impl Exchange {
+    /// Rows of this rank for each rank of the group: every slice of an expert gets them.
+    fn to_each(&self, etp: usize) -> Vec<usize> {
+        self.send.iter().flat_map(|n| std::iter::repeat_n(*n, etp)).collect()
+    }
+
     /// The rows for each ep rank once for each of its etp ranks.
     fn for_every_slice(&self, cx: &Cx, rows: Tensor, etp: usize) -> Result<Tensor> {
         let mut all = cx.alloc(&[rows.shape()[0] * etp, rows.shape()[1]])?;

@@ -246,10 +246,7 @@ impl Model {
 
     /// What the last stage will say the auxiliary losses add to the gradients, its values to be received.
     pub fn aux_grad(&self, cx: &Cx, aux: &Option<AuxSettings>) -> Result<AuxGrad> {
-        match (self.aux_stats(cx, aux)?, aux) {
-            (Some(stats), Some(settings)) => AuxGrad::expected(cx, &stats, settings),
-            _ => Ok(AuxGrad::default()),
-        }
+        aux.as_ref().map_or_else(|| Ok(AuxGrad::default()), |settings| AuxGrad::expected(cx, &self.arch, settings))
     }
 
     /// Output of layers `range`, [T, H], keeping nothing.

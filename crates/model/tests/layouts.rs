@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{random_weights, relative, tiny, tiny_moe};
+use common::{Micro, micro, random_weights, relative, tiny, tiny_moe};
 use std::{collections::BTreeMap, time::Duration};
 use temper_comm::{Axes, Mesh, World, threads};
 use temper_config::{Arch, ModelType};
@@ -11,37 +11,9 @@ use temper_model::param::{Param, ParamId, Shard};
 use temper_model::{
     AuxSettings, AxisRank, Batch, Cx, Grads, Model, Objective, Parts, Portion, Ranks, Recompute, RopeTables, Seat, Weights, read_floats,
 };
-use temper_tensor::{Balance, DType, Rng, Tensor, cpu::Cpu};
+use temper_tensor::{Balance, DType, Tensor, cpu::Cpu};
 
 const TOLERANCE: f64 = 1e-11;
-
-/// Tokens of one micro-batch.
-#[derive(Clone)]
-struct Micro {
-    ids: Vec<i32>,
-    positions: Vec<i32>,
-    cu: Vec<i32>,
-    targets: Vec<i32>,
-    weights: Vec<f32>,
-}
-
-/// Documents of these lengths; every third token is not trained.
-fn micro(vocab: usize, lengths: &[usize], seed: u64) -> Micro {
-    let mut rng = Rng::new(seed, 5);
-    let mut m = Micro { ids: vec![], positions: vec![], cu: vec![0], targets: vec![], weights: vec![] };
-    for &n in lengths {
-        let ids: Vec<i32> = (0..n).map(|_| rng.below(vocab) as i32).collect();
-        for t in 0..n {
-            let trained = t + 1 < n && t % 3 != 1;
-            m.targets.push(if trained { ids[t + 1] } else { temper_model::IGNORE });
-            m.weights.push(if trained { 0.5 + t as f32 } else { 0.0 });
-            m.positions.push(t as i32);
-        }
-        m.ids.extend(ids);
-        m.cu.push(m.ids.len() as i32);
-    }
-    m
-}
 
 /// What training needs to agree on.
 #[derive(Default)]

@@ -46,8 +46,13 @@ pub(crate) struct Bucket {
 impl Bucket {
     /// The ranks that hold the same parameters.
     pub fn group<'m>(&self, mesh: &'m Mesh) -> &'m dyn Comm {
-        if self.experts { &*mesh.expert_dp } else { &*mesh.dp }
+        group(mesh, self.experts)
     }
+}
+
+/// The ranks that hold the same experts, or the same of everything else.
+fn group(mesh: &Mesh, experts: bool) -> &dyn Comm {
+    if experts { &*mesh.expert_dp } else { &*mesh.dp }
 }
 
 /// The buckets of a rank.
@@ -133,11 +138,10 @@ fn packed(model: &Model, ranks: &Ranks) -> Result<(Slots, Vec<Bucket>)> {
         _ => 2,
     };
     groups.iter_mut().for_each(|(_, ids)| ids.sort_by_key(order));
-    let group = |experts: bool| if experts { &*mesh.expert_dp } else { &*mesh.dp };
-    let wanted: Vec<_> = groups.iter().map(|((_, experts), ids)| (ids.clone(), ALIGN * group(*experts).size())).collect();
+    let wanted: Vec<_> = groups.iter().map(|((_, experts), ids)| (ids.clone(), ALIGN * group(mesh, *experts).size())).collect();
     let slots = Slots::packed(params, &wanted)?;
     let list = groups.into_iter().zip(slots.shapes()).map(|(((block, experts), ids), shape)| {
-        let (comm, len) = (group(experts), shape.iter().product::<usize>());
+        let (comm, len) = (group(mesh, experts), shape.iter().product::<usize>());
         let each = len / comm.size();
         Bucket {
             block,

@@ -60,11 +60,6 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
-    /// Whether a rule divides over the expert axes.
-    pub fn is_expert(shard: Shard) -> bool {
-        matches!(shard, Shard::ExpertRows | Shard::ExpertCols)
-    }
-
     fn new(arch: &Arch, param: &Param) -> Weight {
         let last = param.shape.last().copied().unwrap_or(1);
         let block = |shape: &[usize], name: &str| {
@@ -149,7 +144,7 @@ impl Kinds {
                 Place::Layer(i) => {
                     if let Some(layer) = layers.get_mut(i) {
                         layer.linear |= param.name.contains(".linear_attn.");
-                        layer.experts |= Weight::is_expert(param.shard);
+                        layer.experts |= param.shard.is_expert();
                         layer.weights.push(weight);
                     }
                 }
@@ -205,7 +200,7 @@ pub fn rank_params(network: &Network, layout: &Layout, stage: &Stage, account: A
     for (kind, count) in all.kinds.iter().zip(&stage.kinds) {
         for weight in &kind.weights {
             let here = weight.local(layout, account) * *count as u64;
-            match Weight::is_expert(weight.shard) {
+            match weight.shard.is_expert() {
                 true => params.experts += here,
                 false => params.layers += here,
             }

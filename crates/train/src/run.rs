@@ -232,7 +232,7 @@ impl Run {
         Ok(())
     }
 
-    /// Of several ranks none has the whole model: the first exports the last checkpoint, the others wait for it.
+    /// Of several ranks none has the whole model: the first exports the last checkpoint, the others have nothing to do.
     fn export_saved(&self) -> Result<()> {
         let mesh = &self.trainer.ranks.mesh;
         if mesh.rank == 0 {

@@ -10,7 +10,7 @@ use temper_checkpoint::store::{Committed, Request, Saver, own_ranges};
 use temper_checkpoint::{Checkpoint, Entry, Kind, Sidecar, Slot, Store};
 use temper_comm::{Comm, World};
 use temper_model::declare;
-use temper_tensor::{DType, Tensor, View};
+use temper_tensor::{Tensor, View};
 
 /// Most bytes of a snapshot that wait for the disk in host memory; what exceeds them is waited for.
 const HOST_BYTES: u64 = 8 << 30;
@@ -132,7 +132,6 @@ impl Values {
         let ops = trainer.ops.clone();
         let segments = trainer.optimizer.segments().to_vec();
         for (segment, [m, v]) in segments.iter().zip(self.moments) {
-            debug_assert_eq!(m.dtype(), DType::F32);
             let (m, v) = (ops.adopt(m)?, ops.adopt(v)?);
             trainer.optimizer.set_moments(&*ops, segment, m.view(), v.view())?;
         }

@@ -4,6 +4,9 @@
 //! zero by its sign, which in f32 any two orders disagree about (docs/NUMERICS.md). In f32 losses, norms and gradients agree to 1e-5,
 //! or to twice what one rank itself is off by where its sums cancel.
 
+#[path = "../../model/tests/common/tiny.rs"]
+mod tiny;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use temper_comm::{Axes, World, threads};
 use temper_config::{Arch, LossReduction, ModelType, Moe};
@@ -16,6 +19,7 @@ use temper_train::layout::Layout;
 use temper_train::precision::Precision;
 use temper_train::setup::allocate;
 use temper_train::step::{Settings, Trainer};
+use tiny::{relative, tiny};
 
 const ADAMW: AdamWConfig = AdamWConfig { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, clip: 0.5 };
 
@@ -45,36 +49,14 @@ struct Answer {
     weights: BTreeMap<String, Vec<f64>>,
 }
 
-fn tiny(model_type: ModelType) -> Arch {
-    Arch {
-        model_type,
-        hidden: 8,
-        layers: 4,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 4,
-        intermediate: 8,
-        vocab: 13,
-        norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        max_positions: 64,
-        tied: false,
-        qkv_bias: model_type == ModelType::Qwen2,
-        out_bias: false,
-        mlp_bias: false,
-        qk_norm: matches!(model_type, ModelType::Qwen3 | ModelType::Qwen3Moe),
-        moe: None,
-        init_std: 0.4,
-        dtype: None,
-        bos: None,
-        eos: Vec::new(),
-        notices: Vec::new(),
-    }
+/// Four layers of the tiny network.
+fn deep(model_type: ModelType) -> Arch {
+    Arch { layers: 4, intermediate: 8, ..tiny(model_type) }
 }
 
 fn dense() -> Job {
     Job {
-        arch: tiny(ModelType::Qwen3),
+        arch: deep(ModelType::Qwen3),
         micro: vec![vec![5, 1, 7], vec![11], vec![3, 3], vec![9]],
         recompute: Recompute::None,
         reduction: LossReduction::Token,
@@ -96,7 +78,7 @@ fn experts() -> Job {
         aux_coef: 0.01,
         aux_in_loss: true,
     };
-    Job { arch: Arch { moe: Some(moe), ..tiny(ModelType::Qwen3Moe) }, balance: Some((Balance::Hf, 0.3)), ..dense() }
+    Job { arch: Arch { moe: Some(moe), ..deep(ModelType::Qwen3Moe) }, balance: Some((Balance::Hf, 0.3)), ..dense() }
 }
 
 impl Job {
@@ -220,13 +202,6 @@ fn host(ops: &dyn Ops, x: temper_tensor::View) -> Vec<f64> {
 
 fn layout(tp: usize, cp: usize, dp: usize, pp: usize, ep: usize, etp: usize) -> Layout {
     Layout { axes: Axes { tp, cp, dp, pp, ep, etp }, sequence: tp > 1, vpp: 1, split: Vec::new() }
-}
-
-/// Largest difference relative to the largest expected value.
-fn relative(found: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(found.len(), want.len());
-    let largest = want.iter().fold(1e-30, |m: f64, v| m.max(v.abs()));
-    found.iter().zip(want).fold(0.0, |m: f64, (a, b)| if (a - b).abs() <= m { m } else { (a - b).abs() }) / largest
 }
 
 /// Compares a layout with one rank. `rounding` is how far one rank's gradients are from exact ones, at most.

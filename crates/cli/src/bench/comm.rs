@@ -2,6 +2,7 @@
 
 use super::workers;
 use crate::args::{BenchComm, Transport};
+use crate::backend::ranks_here;
 use crate::exit::BadInput;
 use crate::out::{say, say_json, tell};
 use crate::table::Table;
@@ -90,7 +91,7 @@ impl Job<'_> {
         let host = tcp(&Tcp { rank, size, master, job: &job, fingerprint: &fingerprint, announce: None, patience: self.patience() })?;
         let measured = match transport {
             Transport::Nccl => self.on_gpu(me.local_rank, &host),
-            _ => self.measure(&host, &Cpu::new(1), workers::ranks_here().unwrap_or(size)),
+            _ => self.measure(&host, &Cpu::new(1), ranks_here().unwrap_or(size)),
         };
         measured.inspect_err(|e| host.give_up(&e.to_string()))
     }

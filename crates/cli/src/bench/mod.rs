@@ -16,7 +16,6 @@ use std::{
 use temper_cluster::Rendezvous;
 use temper_comm::{Axes, Tcp, World, tcp};
 use temper_config::{Arch, Config};
-use temper_cuda::nccl::NcclWorld;
 use temper_planner::LayoutRequest;
 use temper_tensor::Rates;
 use temper_train::bench::{AsRank, Bench, Options, Placed, operations};
@@ -121,11 +120,7 @@ impl Among {
         let fingerprint = format!("temper {} bench step {} {}", env!("CARGO_PKG_VERSION"), subject.model, self.name);
         let patience = Duration::from_secs(120);
         let tcp_rank = Tcp { rank: *rank, size: *size, master, job: &job, fingerprint: &fingerprint, announce: None, patience };
-        let host = tcp(&tcp_rank)?;
-        Ok(match &backend.gpu {
-            Some(gpu) => Box::new(NcclWorld::open(gpu.device(), host)?),
-            None => Box::new(host),
-        })
+        Ok(backend.join(tcp(&tcp_rank)?)?)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Ranks as processes of this host: this program again, with the environment that names each.
 
+use crate::backend::LOCAL_WORLD_SIZE;
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -9,8 +10,6 @@ use temper_cuda::nccl::ENVIRONMENT;
 
 /// How long the others may take to end after one rank failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
-/// Ranks of this host, which share its memory.
-const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
 
 /// A process that does not outlive this one's interest in it.
 struct Worker(Child);
@@ -20,11 +19,6 @@ impl Drop for Worker {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Ranks of this host, where that is known.
-pub fn ranks_here() -> Option<usize> {
-    std::env::var(LOCAL_WORLD_SIZE).ok()?.parse().ok()
 }
 
 /// Runs the command line of this process, without `--ranks`, as `ranks` processes. Only rank 0 speaks on stdout.

@@ -2,6 +2,10 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod adam;
+mod tiny;
+
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use tiny::{Micro, micro, relative, tiny};
 
 use std::path::{Path, PathBuf};
 use temper_config::{Arch, ModelType, Moe};
@@ -9,34 +13,6 @@ use temper_model::param::{Param, ParamId};
 use temper_model::{Batch, Cx, Grads, Model, Names, RopeTables, Weights, read_floats};
 use temper_tensor::cpu::Cpu;
 use temper_tensor::{DType, Ops, Rng, Tensor, View};
-
-/// A dense network of a few hundred parameters.
-pub fn tiny(model_type: ModelType) -> Arch {
-    Arch {
-        model_type,
-        hidden: 8,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 4,
-        intermediate: 6,
-        vocab: 13,
-        norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        max_positions: 64,
-        tied: false,
-        qkv_bias: model_type == ModelType::Qwen2,
-        out_bias: false,
-        mlp_bias: false,
-        qk_norm: matches!(model_type, ModelType::Qwen3 | ModelType::Qwen3Moe),
-        moe: None,
-        init_std: 0.4,
-        dtype: None,
-        bos: None,
-        eos: Vec::new(),
-        notices: Vec::new(),
-    }
-}
 
 /// As [`tiny`] with experts in every layer.
 pub fn tiny_moe(experts: usize, top_k: usize, normalise: bool) -> Arch {
@@ -190,14 +166,6 @@ pub fn host(ops: &dyn Ops, x: View) -> Vec<f64> {
         DType::F64 => t.as_slice::<f64>().unwrap().to_vec(),
         _ => t.as_slice::<f32>().unwrap().iter().map(|v| f64::from(*v)).collect(),
     }
-}
-
-/// Largest difference relative to the largest expected value.
-pub fn relative(found: &[f64], expected: &[f64]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let largest = expected.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
-    let worst = found.iter().zip(expected).fold(0.0, |m: f64, (a, b)| if (a - b).abs() <= m { m } else { (a - b).abs() });
-    worst / largest.max(1e-30)
 }
 
 /// Folder of a fixture.

@@ -1,6 +1,12 @@
 //! Tiny networks trained for a few steps on ranks that are threads, stages by hand: what the tests of the optimizer compare.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+#[path = "../../../model/tests/common/tiny.rs"]
+mod shared;
+
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use shared::relative;
+use shared::{micro, tiny};
 use std::{collections::BTreeMap, time::Duration};
 use temper_comm::{Axes, Mesh, threads};
 use temper_config::{Arch, ModelType, Moe};
@@ -13,30 +19,7 @@ use temper_tensor::{Balance, DType, Ops, Rng, Tensor, View, cpu::Cpu};
 
 /// A dense network of a few hundred parameters, biases everywhere, four heads on two key/value heads.
 pub fn dense(tied: bool) -> Arch {
-    Arch {
-        model_type: ModelType::Qwen3,
-        hidden: 8,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 4,
-        intermediate: 8,
-        vocab: 13,
-        norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        max_positions: 64,
-        tied,
-        qkv_bias: true,
-        out_bias: true,
-        mlp_bias: true,
-        qk_norm: true,
-        moe: None,
-        init_std: 0.4,
-        dtype: None,
-        bos: None,
-        eos: Vec::new(),
-        notices: Vec::new(),
-    }
+    Arch { intermediate: 8, tied, qkv_bias: true, out_bias: true, mlp_bias: true, ..tiny(ModelType::Qwen3) }
 }
 
 /// A dense layer and one of four experts, two of which work on each token.
@@ -276,33 +259,6 @@ impl<'j> Rank<'j> {
 /// Lengths of the documents of each micro-batch of a step: no layout of more than one rank divides their sums.
 const MICRO: [&[usize]; 2] = [&[5, 1, 7], &[11]];
 
-/// Tokens of one micro-batch.
-struct Micro {
-    ids: Vec<i32>,
-    positions: Vec<i32>,
-    cu: Vec<i32>,
-    targets: Vec<i32>,
-    weights: Vec<f32>,
-}
-
-/// Documents of these lengths; every third token is not trained.
-fn micro(vocab: usize, lengths: &[usize], seed: u64) -> Micro {
-    let mut rng = Rng::new(seed, 5);
-    let mut m = Micro { ids: vec![], positions: vec![], cu: vec![0], targets: vec![], weights: vec![] };
-    for &n in lengths {
-        let ids: Vec<i32> = (0..n).map(|_| rng.below(vocab) as i32).collect();
-        for t in 0..n {
-            let trained = t + 1 < n && t % 3 != 1;
-            m.targets.push(if trained { ids[t + 1] } else { temper_model::IGNORE });
-            m.weights.push(if trained { 0.5 + t as f32 } else { 0.0 });
-            m.positions.push(t as i32);
-        }
-        m.ids.extend(ids);
-        m.cu.push(m.ids.len() as i32);
-    }
-    m
-}
-
 /// Every element on disk of what ranks hold, by name; panics where two ranks hold different bits of one, or nobody holds one.
 pub fn on_disk<'e>(ranks: impl Iterator<Item = (&'e [Param], &'e [Vec<f64>])>, at: &str) -> BTreeMap<String, Vec<f64>> {
     let mut all: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
@@ -323,12 +279,4 @@ pub fn on_disk<'e>(ranks: impl Iterator<Item = (&'e [Param], &'e [Vec<f64>])>, a
         (name, values)
     };
     all.into_iter().map(whole).collect()
-}
-
-/// Largest difference relative to the largest expected value.
-pub fn relative(found: &[f64], expected: &[f64]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let largest = expected.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
-    let worst = found.iter().zip(expected).fold(0.0, |m: f64, (a, b)| if (a - b).abs() <= m { m } else { (a - b).abs() });
-    worst / largest.max(1e-30)
 }

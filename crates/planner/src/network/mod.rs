@@ -10,7 +10,7 @@ mod json;
 mod vision;
 
 use crate::error::{Error, Result};
-use crate::shard::{Kinds, Place, Weight};
+use crate::shard::{Kinds, Place};
 use serde_json::{Map, Value};
 use std::path::Path;
 use temper_config::Arch;
@@ -170,7 +170,7 @@ impl Network {
 
 /// Parameters that one token of text meets: of the experts only those chosen, and no vision tower.
 fn active(arch: &Arch, params: &[Param]) -> u64 {
-    let share = |p: &Param| match (Weight::is_expert(p.shard), &arch.moe) {
+    let share = |p: &Param| match (p.shard.is_expert(), &arch.moe) {
         (true, Some(moe)) => p.numel() as u64 / moe.experts as u64 * moe.top_k as u64,
         _ => p.numel() as u64,
     };

@@ -31,19 +31,31 @@ pub(super) fn cross_entropy<T: Float>(
         losses.fill(T::ZERO);
         return Ok(());
     }
+    each_row(
+        cpu,
+        losses,
+        logits,
+        #[inline(always)]
+        |n, row| row_loss(row, targets[n], grad_weights.map(|w| w[n])),
+    );
+    Ok(())
+}
+
+/// Gives every row of logits `[N, V]` to `loss` with its number, on all threads.
+#[inline(always)]
+fn each_row<T: Float>(cpu: &Cpu, losses: &mut [T], logits: &mut [T], loss: impl Fn(usize, &mut [T]) -> T + Sync) {
+    let v = logits.len().checked_div(losses.len()).unwrap_or(0).max(1);
     let rows = rows_per_task(v);
     cpu.each(
-        n * v,
+        logits.len(),
         losses.chunks_mut(rows).zip(logits.chunks_mut(rows * v)).enumerate(),
         #[inline(always)]
         |(i, (losses, logits))| {
-            for (j, (loss, row)) in losses.iter_mut().zip(logits.chunks_mut(v)).enumerate() {
-                let n = i * rows + j;
-                *loss = row_loss(row, targets[n], grad_weights.map(|w| w[n]));
+            for (j, (out, row)) in losses.iter_mut().zip(logits.chunks_mut(v)).enumerate() {
+                *out = loss(i * rows + j, row);
             }
         },
     );
-    Ok(())
 }
 
 /// The loss of one row; with `weight`, the row becomes its gradient.
@@ -104,18 +116,14 @@ pub(super) fn cross_entropy_divided<T: Float>(
     let stats = op.read::<T>("stats", stats, &[p, n, 3])?;
     let grad_weights = grad_weights.map(|w| op.read::<T>("grad_weights", w, &[n])).transpose()?;
     let (losses, logits) = (op.write::<T>("losses", losses, &[n])?, op.write::<T>("logits", logits, &[n, v])?);
-    let rows = rows_per_task(v.max(1));
-    cpu.each(
-        n * v,
-        losses.chunks_mut(rows).zip(logits.chunks_mut((rows * v).max(1))).enumerate(),
+    each_row(
+        cpu,
+        losses,
+        logits,
         #[inline(always)]
-        |(i, (losses, logits))| {
-            for (j, (loss, row)) in losses.iter_mut().zip(logits.chunks_mut(v)).enumerate() {
-                let n_th = i * rows + j;
-                let parts = stats.chunks(3).skip(n_th).step_by(n);
-                let weight = grad_weights.map(|w| w[n_th]);
-                *loss = divided_row(row, targets[n_th], first, parts, weight);
-            }
+        |row, logits| {
+            let parts = stats.chunks(3).skip(row).step_by(n);
+            divided_row(logits, targets[row], first, parts, grad_weights.map(|w| w[row]))
         },
     );
     Ok(())

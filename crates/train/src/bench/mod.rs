@@ -22,7 +22,6 @@ use std::{sync::Arc, time::Instant};
 use temper_comm::World;
 use temper_config::{Arch, Config, Resolved};
 use temper_data::StepBatch;
-use temper_model::param::{Param, Shard};
 use temper_model::{Model, Portion, Ranks, declare};
 use temper_tensor::{DType, Level, Ops, Phase, Recording, Traced};
 
@@ -268,11 +267,11 @@ fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work
 /// Refuses what cannot fit: weights, gradients and optimizer state, which are known to the byte, and the input of every layer.
 fn must_fit(model: &Model, work: &Work, precision: Precision, ranks: &Ranks, ops: &dyn Ops) -> Result<()> {
     let capacity = ops.memory().map_or(0, |m| m.capacity);
-    let expert = |p: &&Param| matches!(p.shard, Shard::ExpertRows | Shard::ExpertCols);
-    let count = |of: bool| model.params.iter().filter(|p| expert(p) == of).map(|p| p.numel() as u128).sum::<u128>();
-    let (params, sharded) = (count(true) + count(false), |n: u128, group: usize| n / group as u128);
     let mesh = &ranks.mesh;
-    let states = sharded(count(false), mesh.dp.size()) + sharded(count(true), mesh.expert_dp.size());
+    let count = |experts| model.params.iter().filter(|p| p.shard.is_expert() == experts).map(|p| p.numel() as u128).sum::<u128>();
+    let (shared, experts) = (count(false), count(true));
+    let params = shared + experts;
+    let states = shared / mesh.dp.size() as u128 + experts / mesh.expert_dp.size() as u128;
     let remainder = if precision.weights == DType::BF16 { 2 } else { 0 };
     let optimizer = if precision.offload && ops.on_device() { 0 } else { remainder + 2 * precision.moments.size() };
     let each = precision.weights.size() + precision.grads.size() + optimizer;
