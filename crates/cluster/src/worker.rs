@@ -84,13 +84,15 @@ impl Shared {
     }
 
     fn beat(&self) -> std::io::Result<()> {
+        // Taken before it is known what to say, so that what is older is never said after what is newer.
+        let mut stream = lock(&self.stream);
         let mut doing = {
             let mut now = lock(&self.doing);
             now.told = true;
             Doing { for_ms: now.since.elapsed().as_millis() as u64, ..now.doing.clone() }
         };
         doing.standing = lock(&self.standing).as_ref().and_then(|ask| ask());
-        self.tell(&Told::Doing(doing))
+        send(&mut *stream, &Told::Doing(doing))
     }
 }
 
@@ -148,10 +150,16 @@ impl Worker {
         self.lead.resume
     }
 
-    /// Says what the worker does from now on, with the number of the training step if it is one.
+    /// Says what the worker does from now on, with the number of the training step if it is one. The supervisor knows a new phase when
+    /// this returns, and a new step of the same phase soon.
     pub fn doing(&self, phase: &str, step: Option<u64>) {
-        *lock(&self.shared.doing) = Now::new(Doing { phase: phase.into(), step, ..Doing::default() });
-        self.shared.news.notify_one();
+        let new = Now::new(Doing { phase: phase.into(), step, ..Doing::default() });
+        let old = std::mem::replace(&mut *lock(&self.shared.doing), new);
+        if old.doing.phase == phase {
+            return self.shared.news.notify_one();
+        }
+        // The listener ends this process when nobody hears.
+        let _ = self.shared.beat();
     }
 
     /// Adds to every heartbeat where the rank stands among the others.
