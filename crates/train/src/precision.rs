@@ -37,8 +37,7 @@ impl Precision {
             None => {
                 let preferred = ops.dtypes()[0];
                 wanted.dtype = Some(if preferred == DType::BF16 { FloatType::Bfloat16 } else { FloatType::Float32 });
-                resolved.reasons.retain(|(key, _)| key != "precision.dtype");
-                resolved.reasons.push(("precision.dtype".into(), format!("what {} is made for", ops.name())));
+                resolved.explain("precision.dtype", format!("what {} is made for", ops.name()));
                 preferred
             }
         };
