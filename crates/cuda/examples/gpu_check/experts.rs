@@ -138,3 +138,45 @@ fn part(t: usize, e: usize, k: usize, h: usize, here: std::ops::Range<usize>) ->
         .out(Stat, &[t, k]),
     ]
 }
+
+/// Rows of each expert for S rows: even, or uneven with empty experts.
+fn offsets(rows: usize, e: usize, skewed: bool) -> Vec<i32> {
+    let weight = |i: usize| {
+        if !skewed {
+            1
+        } else if i == 3 || i % 11 == 7 {
+            0
+        } else {
+            1 + i * 37 % 19
+        }
+    };
+    let total: usize = (0..e).map(weight).sum::<usize>().max(1);
+    let mut sum = 0;
+    let mut all = vec![0i32];
+    for i in 0..e {
+        sum += weight(i);
+        all.push((sum * rows / total) as i32);
+    }
+    all[e] = rows as i32;
+    all
+}
+
+/// The three grouped products of S rows, matrices [E, N, M].
+pub fn grouped(rows: usize, e: usize, n: usize, m: usize, skewed: bool) -> Vec<Case> {
+    let word = if skewed { "uneven" } else { "even" };
+    let s = |kind: GroupedGemm| format!("grouped_gemm {kind:?} {rows} rows {e}x{n}x{m} {word}");
+    let flops = 2.0 * rows as f64 * n as f64 * m as f64;
+    let form = |kind: GroupedGemm, a: &[usize], b: &[usize], depth: usize| {
+        Case::new(s(kind), move |ops, i, o| ops.grouped_gemm(kind, o[0].view_mut(), i[0].view(), i[1].view(), i[2].view()))
+            .act(a, 1.0)
+            .act(b, 1.0 / (depth.max(1) as f32).sqrt())
+            .ints(&[e + 1], offsets(rows, e, skewed))
+            .flops(flops)
+    };
+    vec![
+        form(GroupedGemm::Forward, &[rows, m], &[e, n, m], m).out(Act, &[rows, n]),
+        form(GroupedGemm::InputGrad, &[rows, n], &[e, n, m], n).out(Act, &[rows, m]),
+        form(GroupedGemm::WeightGrad(Beta::One), &[rows, n], &[rows, m], rows / e.max(1)).adds(Stat, &[e, n, m]),
+        form(GroupedGemm::WeightGrad(Beta::Zero), &[rows, n], &[rows, m], rows / e.max(1)).out(Stat, &[e, n, m]),
+    ]
+}
