@@ -7,7 +7,7 @@ use crate::exit::BadInput;
 use temper_config::{Config, FloatType, Recompute as ConfigRecompute, Resolved};
 use temper_planner::memory::Overheads;
 use temper_planner::{
-    Candidate, Cluster, Device, Job, Layout, LayoutRequest, Network, Offload, Precision, Problem, Recompute, Run, Space, check, devices,
+    Candidate, Cluster, Device, Job, Layout, LayoutRequest, Network, Offload, Precision, Problem, Recompute, Space, check, devices,
     nearest, stages,
 };
 use temper_train::setup::find_source;

@@ -32,9 +32,9 @@ fn a_layout_is_chosen_and_the_reason_kept() {
 #[test]
 fn where_no_layout_is_legal_the_rule_is_named() {
     let case = Case::tiny();
-    // Two layers and four sequences: eight ranks of a layer each cannot be had, nor three of anything.
+    // Two layers do not make three stages.
     let done = sft(&case, &["parallel.auto=true", "parallel.pp=3"], "3").exits(2);
-    done.says(&["parallel.auto: no layout agrees", "layers", "3 stages"]);
+    done.says(&["parallel.auto: no layout agrees", "pp 3 x vpp 1 stages for 2 layers"]);
     assert!(!case.has("run"));
 }
 
