@@ -127,7 +127,7 @@ choice! {
     RecomputePart {
         /// Outputs of the norms.
         Norm = "norm";
-        /// SwiGLU's output, and q, k, v after norm and rotation.
+        /// SwiGLU's output (experts never keep theirs), and q, k, v after norm and rotation.
         Act = "act";
         /// Everything of the experts but the router's decision.
         Moe = "moe";

@@ -54,26 +54,3 @@ KERNEL moe_combine(T* out, const T* y, const float* weights, const int* place, i
     store(out + t * H + c, acc);
   }
 }
-// dy[place[t, k]] = weights[t, k] * dout[t], dweights[t, k] = <y[place[t, k]], dout[t]>; 0 where the place is R or more. One block a token.
-KERNEL moe_combine_grad(T* dy, float* dweights, const T* dout, const T* y, const float* weights, const int* place, int K, int H, int R) {
-  __shared__ float buffer[32];
-  const i64 t = blockIdx.x;
-  for (int k = 0; k < K; k++) {
-    const i64 p = place[t * K + k];
-    if (p >= R) {
-      if (threadIdx.x == 0) dweights[t * K + k] = 0;
-      continue;  // the whole block
-    }
-    const float w = weights[t * K + k];
-    float s = 0;
-    COLS(c) {
-      float d[V], r[V];
-      load(dout + t * H + c, d); load(y + p * H + c, r);
-#pragma unroll
-      for (int j = 0; j < V; j++) { s += d[j] * r[j]; d[j] *= w; }
-      store(dy + p * H + c, d);
-    }
-    s = block_sum(s, buffer);
-    if (threadIdx.x == 0) dweights[t * K + k] = s;
-  }
-}
