@@ -4,16 +4,6 @@
 #define COLS(c) for (int c = threadIdx.x * V; c < H; c += blockDim.x * V)
 struct alignas(V * sizeof(T)) Access { T x[V]; };
 
-// Thread (t, r): ranks[t, r] = r where an expert of t lies on rank r, else N; rows[r] counts the routed rows.
-KERNEL moe_ranks(int* ranks, int* rows, const int* experts, int T_, int K, int N, int per_rank, int slices) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= T_ * N) return;
-  const int t = i / N, r = i % N;
-  int here = 0;
-  for (int k = 0; k < K; k++) here += experts[t * K + k] / per_rank == r / slices;
-  ranks[i] = here ? r : N;
-  if (here) atomicAdd(&rows[r], here);
-}
 // out[place[t, k]] = x[t] for each k whose place lies below R, rows of `row` accesses. Going by tokens reads x once; by the rows of `out`, x would be pushed
 // out of the cache by what is written, and read K times. A thread holds up to HELD accesses of x, and lane k of each warp place[t, k].
 #define HELD 2

@@ -43,7 +43,7 @@ pub fn ranks(c: &Cuda, ranks: ViewMut, rows: ViewMut, experts: View, per_rank: u
     let x = op.input("experts", experts, DType::I32, &[t, k])?;
     elementwise::fill(c, rows, 0.0)?;
     let grid = Grid::line((t * n).div_ceil(256), 256);
-    Ok(c.kernels.launch(FILE, Variant::PLAIN, "moe_ranks", grid, args![o, m, x, t, k, n, per_rank, slices])?)
+    Ok(c.kernels.launch("sort.cu", Variant::PLAIN, "moe_ranks", grid, args![o, m, x, t, k, n, per_rank, slices])?)
 }
 
 pub fn gather(c: &Cuda, out: ViewMut, x: View, place: View) -> Result<()> {
