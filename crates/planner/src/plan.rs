@@ -303,7 +303,7 @@ impl Plan {
 
     /// MFU of a speed that was measured, in tokens a second and device.
     pub fn measured_mfu(&self, tokens_per_s_per_gpu: f64) -> f64 {
-        mfu(&ModelFlops::new(&self.run.network), self.run.job.mean_tokens, tokens_per_s_per_gpu, self.run.cluster.device.peak())
+        mfu(&ModelFlops::new(&self.run.network), self.run.job.reach(), tokens_per_s_per_gpu, self.run.cluster.device.peak())
     }
 
     /// How another layout differs from this one in time, or why it cannot be had.
@@ -364,6 +364,6 @@ impl Plan {
 pub fn layout_json(l: &Layout) -> Value {
     json!({
         "tp": l.tp, "pp": l.pp, "vpp": l.vpp, "ep": l.ep, "etp": l.etp, "cp": l.cp, "dp": l.dp, "expert_dp": l.expert_dp(),
-        "micro_batch": l.micro_batch, "recompute": l.recompute, "offload": l.offload, "split": l.split, "text": l.to_string(),
+        "sequence": l.sequence, "micro_batch": l.micro_batch, "recompute": l.recompute.to_string(), "offload": l.offload, "split": l.split, "text": l.to_string(),
     })
 }

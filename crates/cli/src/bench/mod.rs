@@ -19,6 +19,7 @@ use temper_config::{Arch, Config};
 use temper_planner::LayoutRequest;
 use temper_tensor::Rates;
 use temper_train::bench::{AsRank, Bench, Options, Placed, operations};
+use temper_train::device::best_rates;
 use temper_train::layout::Layout;
 
 /// Opens the backend: bitwise repeatable or not, for the rank of this number on the host.
@@ -93,7 +94,7 @@ fn ops(args: &BenchOps, open: Open, started: Instant) -> anyhow::Result<()> {
 }
 
 fn rates(bench: &Bench) -> Option<Rates> {
-    bench.device().map(|d| d.rates())
+    bench.device().map(best_rates)
 }
 
 /// Which part of the work this process measures.

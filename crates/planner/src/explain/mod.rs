@@ -2,6 +2,7 @@
 //!
 //! The numbers are an arithmetic expression whose value is the figure: the tests evaluate every one of them.
 
+mod activations;
 mod memory;
 mod time;
 

@@ -48,7 +48,7 @@ pub(super) fn explain(plan: &Plan, name: &str, e: &mut Explanation) {
 }
 
 fn flops(plan: &Plan, e: &mut Explanation) {
-    let (f, length) = (ModelFlops::new(&plan.run.network), plan.run.job.mean_tokens);
+    let (f, length) = (ModelFlops::new(&plan.run.network), plan.run.job.reach());
     e.because("6 a parameter and token for forward and backward (Kaplan et al. 2020), look-up left out; attention as in PaLM's appendix B, causal.");
     let numbers = format!("6 x {} + {} x {} + {}", n(f.params), n(f.per_position), n(length), n(f.recurrence));
     e.line("6 x parameters + 6 x attention layers x heads x head size x length + recurrence", numbers, f.per_token(length), "FLOP");
@@ -74,7 +74,7 @@ fn optimizer(plan: &Plan, e: &mut Explanation) {
     let (device, p) = (&plan.run.cluster.device, plan.run.job.precision);
     let Some(stage) = plan.stages.get(plan.time.slowest) else { return };
     let shard = stage.params.optimizer_shard(&plan.layout) as f64;
-    let state = f64::from(p.master_bytes(plan.run.job.account)) + 8.0;
+    let state = f64::from(p.master_bytes(plan.run.job.account)) + f64::from(p.moments_bytes());
     let bytes = 2.0 * f64::from(p.grad_bytes) + 2.0 * (f64::from(p.weight_bytes) + state);
     let device_only = format!("{} x {bytes} / ({} x 1000000000000 x {})", n(shard), device.memory_tb_s, RATES.memory);
     let words = "shard x bytes read and written / (memory bandwidth x share)";

@@ -1,20 +1,25 @@
 //! The account of memory: what one rank holds, by purpose, at each moment of a run.
 
-mod activations;
 mod dims;
+mod layer;
+mod live;
+mod peak;
 mod phases;
+mod replay;
 
-pub use activations::{Kept, Transient, kept, transient};
 pub use dims::Dims;
+pub use layer::{Keep, Layer};
+pub use live::{Bytes, Live, Part, Tensor};
+pub use peak::{Moment, Peak, moment_tensors, peak_activations};
 pub use phases::{Phase, Phases, phases};
+pub use replay::{Pass, head};
 
-use crate::job::{Account, Job, MOMENT_BYTES};
-use crate::layout::{Axis, Layout, Offload, Recompute};
+use crate::job::{Account, Job};
+use crate::layout::{Axis, Layout, Offload};
 use crate::network::Network;
 use crate::shard::{RankParams, rank_params};
 use crate::stages::Stage;
 use serde::Serialize;
-use temper_parallel::schedule::in_flight;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -28,13 +33,13 @@ pub enum Purpose {
     Masters,
     /// Adam's moments.
     Moments,
-    /// Activations outside the experts, and gradients of one layer.
+    /// Activations outside the experts, gradients of one layer, and the inputs of the step.
     Activations,
     /// Rows on their way to, in and from the experts.
     Moe,
     /// Logits.
     Logits,
-    /// Buffers of communicators, and the pipeline's.
+    /// Buffers of communicators.
     Communication,
     /// CUDA context and library workspaces.
     Libraries,
@@ -158,12 +163,13 @@ pub fn stage_memory(q: &Question, stage: &Stage, skew: f64) -> Memory {
     let mut memory = standing(q, &params);
     let dims = Dims::new(q.network, q.job, q.layout);
     let peak = peak_activations(q, &dims, stage, skew);
-    memory.set(Purpose::Activations, peak.plain);
-    memory.set(Purpose::Moe, peak.moe);
-    memory.set(Purpose::Logits, peak.logits);
-    memory.set(Purpose::Communication, communication(q, &dims));
+    let bytes = peak.bytes();
+    memory.set(Purpose::Activations, bytes.plain);
+    memory.set(Purpose::Moe, bytes.moe);
+    memory.set(Purpose::Logits, bytes.logits);
+    memory.set(Purpose::Communication, communicators(q.layout) as f64 * q.overheads.communicator);
     if q.job.account == Account::Megatron {
-        memory.set(Purpose::Allocator, q.overheads.fragments * (peak.plain + peak.moe));
+        memory.set(Purpose::Allocator, q.overheads.fragments * (bytes.plain + bytes.moe));
     }
     memory
 }
@@ -177,7 +183,7 @@ pub(crate) fn standing(q: &Question, params: &RankParams) -> Memory {
     memory.set(Purpose::Weights, held * f64::from(precision.weight_bytes));
     memory.set(Purpose::Gradients, held * f64::from(precision.grad_bytes));
     let masters = shard * f64::from(precision.master_bytes(account));
-    let moments = shard * f64::from(MOMENT_BYTES);
+    let moments = shard * f64::from(precision.moments_bytes());
     match q.layout.offload {
         Offload::None => {
             memory.set(Purpose::Masters, masters);
@@ -199,71 +205,6 @@ pub(crate) fn communicators(layout: &Layout) -> usize {
     let folded = layout.etp > 1 && layout.etp != layout.tp;
     let world = usize::from(layout.world() > 1);
     world + sizes.iter().filter(|n| **n > 1).count() + usize::from(folded)
-}
-
-fn communication(q: &Question, d: &Dims) -> f64 {
-    // Receive buffers of the pipeline: an activation and a gradient.
-    let pipeline = if q.layout.pp > 1 { 2.0 * d.shared * d.hidden * d.a } else { 0.0 };
-    communicators(q.layout) as f64 * q.overheads.communicator + pipeline
-}
-
-/// Activations, routed rows and logits at the fullest moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Peak {
-    /// Activations outside the experts.
-    pub plain: f64,
-    /// Routed rows.
-    pub moe: f64,
-    /// Logits.
-    pub logits: f64,
-    /// Whether the fullest moment is the loss rather than the backward pass of a layer.
-    pub at_loss: bool,
-}
-
-/// Kept activations of all micro-batches in flight, with the fuller of two moments: the loss, or the backward pass of a layer.
-pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: f64) -> Peak {
-    let l = q.layout;
-    let chunks = in_flight(stage.index, l.pp, l.vpp, l.micro_batches(q.job.global_batch).max(1)) as f64;
-    let flights = chunks / l.vpp as f64;
-    let (mut plain, mut moe) = (0.0, 0.0);
-    let mut busiest = Transient::default();
-    for (kind, count) in q.network.kinds.kinds.iter().zip(&stage.kinds).filter(|(_, count)| **count > 0) {
-        let kept = kept(d, kind.linear, kind.experts, skew);
-        let mut transient = transient(d, kind.linear, kind.experts, skew, q.job.account);
-        let all = *count as f64 * flights;
-        plain += all * kept.input;
-        if l.recompute != Recompute::Full {
-            plain += all * kept.mixer;
-        } else {
-            transient.plain += kept.mixer;
-        }
-        if l.recompute == Recompute::None {
-            plain += all * kept.feed_forward;
-            moe += all * kept.moe;
-        } else {
-            transient.plain += kept.feed_forward;
-            transient.moe += kept.moe;
-        }
-        if transient.all() > busiest.all() {
-            busiest = transient;
-        }
-    }
-    let loss = if stage.last { loss(q.job, d) } else { (0.0, 0.0) };
-    match loss.0 + loss.1 > busiest.all() {
-        true => Peak { plain: plain + loss.0, moe, logits: loss.1, at_loss: true },
-        false => Peak { plain: plain + busiest.plain, moe: moe + busiest.moe, logits: 0.0, at_loss: false },
-    }
-}
-
-/// Activations and logits of the head: its input, normed hidden states and their gradient, and rows of logits. Megatron's cross-entropy
-/// turns all of them to f32 at once; temper's works on a chunk in the activations' type, in place.
-fn loss(job: &Job, d: &Dims) -> (f64, f64) {
-    let hidden = (d.shared + 2.0 * d.tokens) * d.hidden * d.a;
-    let bytes = match job.account {
-        Account::Temper => d.a,
-        Account::Megatron => 4.0,
-    };
-    (hidden, d.logit_rows(job) * d.vocab * bytes)
 }
 
 /// Axes whose groups have more than one member, for the account of communication.

@@ -11,7 +11,6 @@ pub use operations::{OperationRow, operations};
 pub use report::{Memory, PhaseTime, RankOf, Shape, Spread, StepReport, Work};
 
 use self::alone::AloneWorld;
-use crate::device::Device;
 use crate::layout::Layout;
 use crate::measure::Flops;
 use crate::precision::Precision;
@@ -20,7 +19,7 @@ use crate::step::Trainer;
 use crate::{Error, Result};
 use std::{sync::Arc, time::Instant};
 use temper_comm::World;
-use temper_config::{Arch, Config, Resolved};
+use temper_config::{Arch, Config, Device, Resolved};
 use temper_data::StepBatch;
 use temper_model::{Model, Portion, Ranks, declare};
 use temper_tensor::{DType, Level, Ops, Phase, Recording, Traced};
@@ -205,9 +204,9 @@ impl Bench {
         self.rank.as_ref().is_none_or(|rank| rank.alone || rank.rank == 0)
     }
 
-    /// What the device can do, where it is known.
-    pub fn device(&self) -> Option<Device> {
-        self.device
+    /// The data sheet of the device, where it is known.
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
     }
 
     /// Shape and batch.
