@@ -8,9 +8,7 @@ use crate::out::{say, say_json};
 use std::path::{Path, PathBuf};
 use temper_config::{Config, Device, devices, devices_from_toml};
 use temper_planner::memory::Overheads;
-use temper_planner::{
-    Account, BUILTIN, Cluster, Job, LayoutRequest, Network, Plan, Precision, Refused, Run, explain, svg,
-};
+use temper_planner::{Account, BUILTIN, Cluster, Job, LayoutRequest, Network, Plan, Precision, Refused, Run, explain, svg};
 
 /// Answers, or says why the question has no answer.
 pub fn run(args: &Args) -> anyhow::Result<()> {
@@ -68,9 +66,9 @@ fn question(args: &Args) -> anyhow::Result<Run> {
     let cluster = cluster(args)?;
     let (network, mut job, wish) = match (&args.config, &args.model) {
         (Some(path), _) => {
-            let config = Config::load(path, &args.sets)?.config;
-            let network = named(&config.model.path, path.parent().unwrap_or(Path::new(".")))?;
-            (network, Job::of(&config), asked.or(LayoutRequest::of(&config)))
+            let resolved = Config::load(path, &args.sets)?;
+            let network = named(&resolved.config.model.path, path.parent().unwrap_or(Path::new(".")))?;
+            (network, Job::of(&resolved.config), asked.or(LayoutRequest::of(&resolved)))
         }
         (None, Some(model)) => (named(model, Path::new("."))?, Job::new(4096, args.gpus.saturating_mul(4) as usize), asked),
         (None, None) => return Err(BadInput("give a configuration, or --model".into()).into()), // clap sees to it

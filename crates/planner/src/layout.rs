@@ -7,7 +7,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use serde::Serialize;
 use std::fmt;
-use temper_config::{Config, Parallel};
+use temper_config::{Config, Resolved};
 pub use temper_model::Recompute;
 
 /// What lives in the host's memory.
@@ -88,7 +88,15 @@ impl Layout {
 
     /// Where the members of a group of an axis sit.
     pub fn group(&self, axis: Axis, cluster: &Cluster) -> Group {
-        let (size, stride) = self.axis(axis);
+        self.placed(self.axis(axis), cluster)
+    }
+
+    /// Where the ranks sit that hold every expert once between them, in slices: etp x ep neighbours.
+    pub fn experts_group(&self, cluster: &Cluster) -> Group {
+        self.placed((self.ep.saturating_mul(self.etp), 1), cluster)
+    }
+
+    fn placed(&self, (size, stride): (usize, usize), cluster: &Cluster) -> Group {
         let node = cluster.per_node.max(1);
         let span = size.saturating_mul(stride);
         let (per_node, nodes) = if size <= 1 {
@@ -280,33 +288,26 @@ impl LayoutRequest {
         Ok(request)
     }
 
-    /// What a configuration says: micro-batch, recomputation, off-loading, and the axes unless it leaves them all at 1.
-    pub fn of(config: &Config) -> LayoutRequest {
-        let offload = if config.memory.offload_optimizer { Offload::Optimizer } else { Offload::None };
+    /// What a configuration says: micro-batch, recomputation, off-loading, and the axes: with `parallel.auto` those that it gives, else
+    /// all of them if it gives any.
+    pub fn of(resolved: &Resolved) -> LayoutRequest {
+        let Config { parallel: p, memory, train, .. } = &resolved.config;
+        let gives = |axis: &str| resolved.gives(&format!("parallel.{axis}"));
+        let all = !p.auto && ["tp", "pp", "vpp", "ep", "etp", "cp", "dp", "split"].into_iter().any(gives);
+        let axis = |name: &str, size: usize| (all || gives(name)).then_some(size);
         LayoutRequest {
-            micro_batch: Some(config.train.micro_batch),
-            recompute: Some(Recompute::of(&config.memory)),
-            offload: Some(offload),
-            ..LayoutRequest::axes(&config.parallel)
-        }
-    }
-
-    fn axes(p: &Parallel) -> LayoutRequest {
-        let set = [p.tp, p.pp, p.vpp, p.ep, p.etp, p.cp].iter().any(|n| *n > 1) || p.dp.is_some() || !p.split.is_empty();
-        if !set {
-            return LayoutRequest { sequence: Some(p.sequence), ..LayoutRequest::default() };
-        }
-        LayoutRequest {
-            tp: Some(p.tp),
-            cp: Some(p.cp),
+            tp: axis("tp", p.tp),
+            cp: axis("cp", p.cp),
             dp: p.dp,
-            pp: Some(p.pp),
-            vpp: Some(p.vpp),
-            ep: Some(p.ep),
-            etp: Some(p.etp),
+            pp: axis("pp", p.pp),
+            vpp: axis("vpp", p.vpp),
+            ep: axis("ep", p.ep),
+            etp: axis("etp", p.etp),
             sequence: Some(p.sequence),
+            micro_batch: Some(train.micro_batch),
+            recompute: Some(Recompute::of(memory)),
+            offload: Some(if memory.offload_optimizer { Offload::Optimizer } else { Offload::None }),
             split: p.split.clone(),
-            ..LayoutRequest::default()
         }
     }
 

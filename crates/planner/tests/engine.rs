@@ -123,7 +123,11 @@ fn a_micro_batch_needs_what_the_account_says() {
             let predicted = predicted.without(Purpose::Moments); // nothing optimizes here
             // Beside the account are the borders of documents, and at the loss the token losses counted twice.
             let off = measured - predicted;
-            assert!((-4.0 * TOKENS as f64..=64.0).contains(&off), "{recompute}, {}: {measured} measured, {predicted} predicted", bench.network.family);
+            assert!(
+                (-4.0 * TOKENS as f64..=64.0).contains(&off),
+                "{recompute}, {}: {measured} measured, {predicted} predicted",
+                bench.network.family
+            );
         }
     }
 }

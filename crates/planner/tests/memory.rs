@@ -58,11 +58,12 @@ fn a_layer_of_experts_keeps_its_rows() {
     let (nq, nk, dim) = (32, 4, 128);
     let attention = 2.0 * elements(&[&[t, h], &[t, h], &[t, h], &[t, h], &[t, 2 * (nq + 2 * nk) * dim], &[t, nq * dim]])
         + 4.0 * elements(&[&[t], &[t, nq + nk], &[t, nq], &[t]]);
-    let routing = 4.0 * elements(&[&[t, e], &[t, e], &[t, k], &[t, k], &[s], &[t, k], &[e + 1]]); // with the order of rows
+    let routing = 4.0 * elements(&[&[t, e], &[t, e], &[t, k], &[t, k], &[t, k], &[e + 1]]); // with the order of rows
     assert_eq!(experts.plain, attention + routing);
-    // Twice the rows cost twice, but for those that come home.
-    let skewed = layer(&d, true, 2.0).kept(Recompute::None).moe - experts.moe;
-    assert_eq!(skewed, 2.0 * elements(&[&[s, h], &[s, 2 * i], &[s, i]]));
+    // Twice the rows cost twice; in Megatron's account but for those that come home.
+    assert_eq!(layer(&d, true, 2.0).kept(Recompute::None).moe, 2.0 * experts.moe);
+    let megatron = |skew| Layer::new(&d, false, true, skew, Account::Megatron).kept(Recompute::None).moe;
+    assert_eq!(megatron(2.0) - megatron(1.0), 2.0 * elements(&[&[s, h], &[s, 2 * i], &[s, i]]));
 }
 
 /// Inside the blocks tensors are divided by heads and columns, between them by tokens: nothing but one head's floor is left over.
@@ -115,7 +116,8 @@ fn recomputation_keeps_less_and_full_keeps_only_inputs() {
         let stage = &stages(&network, &l).unwrap()[0];
         stage_memory(&question(&network, &job, &l), stage, 1.0).total()
     };
-    let all: Vec<f64> = ["none", "norm", "norm+act", "selective", "norm+act+moe+qkv", "full"].map(|r| peak(&format!("ep=8,recompute={r}"))).to_vec();
+    let all: Vec<f64> =
+        ["none", "norm", "norm+act", "selective", "norm+act+moe+qkv", "full"].map(|r| peak(&format!("ep=8,recompute={r}"))).to_vec();
     assert!(all.windows(2).all(|w| w[0] > w[1]), "{all:?}");
     let d = Dims::new(&network, &job, &layout("ep=8", 8));
     let experts = layer(&d, true, 1.0);

@@ -28,7 +28,8 @@ fn brute_force(space: &Space) -> (f64, usize) {
                                             }
                                             let split = if uneven { as_even_as_possible(layers, pp) } else { vec![] };
                                             let sequence = true;
-                                            let l = Layout { tp, cp, dp, pp, vpp, ep, etp, sequence, micro_batch, recompute, offload, split };
+                                            let l =
+                                                Layout { tp, cp, dp, pp, vpp, ep, etp, sequence, micro_batch, recompute, offload, split };
                                             if !check(space.network, space.cluster, space.job, &l).is_empty() {
                                                 continue;
                                             }

@@ -89,7 +89,8 @@ impl fmt::Display for OutOfMemory {
         if let Some(free) = free {
             write!(f, ", of which nobody has {}", gib(*free))?;
         }
-        let parts: Vec<String> = Purpose::ALL.iter().zip(held).filter(|x| *x.1 > 0).map(|(p, n)| format!("{} {}", p.name(), gib(*n))).collect();
+        let parts: Vec<String> =
+            Purpose::ALL.iter().zip(held).filter(|x| *x.1 > 0).map(|(p, n)| format!("{} {}", p.name(), gib(*n))).collect();
         let held = if parts.is_empty() { "nothing".to_string() } else { parts.join(", ") };
         write!(f, "; this process holds {held}")?;
         if let Some(largest) = largest {

@@ -54,7 +54,12 @@ pub(super) fn flights(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {
 /// A tensor with its shape.
 fn tensor(e: &mut Explanation, what: &str, x: &Tensor) {
     let gone = if x.rows < 0.0 { "gone by then: " } else { "" };
-    e.line(format!("{what}: {gone}{}, rows x width x bytes", x.name), format!("{} x {} x {}", n(x.rows), n(x.width), n(x.each)), x.bytes(), "B");
+    e.line(
+        format!("{what}: {gone}{}, rows x width x bytes", x.name),
+        format!("{} x {} x {}", n(x.rows), n(x.width), n(x.each)),
+        x.bytes(),
+        "B",
+    );
 }
 
 fn sum(values: impl Iterator<Item = f64>) -> (String, f64) {

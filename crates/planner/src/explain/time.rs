@@ -2,6 +2,7 @@
 
 use super::{Explanation, n};
 use crate::flops::ModelFlops;
+use crate::job::Account;
 use crate::layout::Axis;
 use crate::memory::{AXES, Dims};
 use crate::plan::Plan;
@@ -106,9 +107,13 @@ fn collective(plan: &Plan, name: &str, e: &mut Explanation) {
             let bytes = d.tokens * d.hidden * d.a;
             ("all-gather or reduce-scatter of T x H x a", bytes, ring(cluster, group, bytes))
         }
+        Axis::Ep if plan.run.job.account == Account::Temper => {
+            let bytes = d.here * d.hidden * d.a;
+            ("all-to-all of a row for each rank that works on a token x H x a", bytes, all_to_all(cluster, l.experts_group(cluster), bytes))
+        }
         Axis::Ep => {
             let bytes = d.sent * d.hidden * d.a;
-            ("all-to-all of rows sent x H x a", bytes, all_to_all(cluster, group, bytes))
+            ("all-to-all of a row for each expert of a token x H x a", bytes, all_to_all(cluster, group, bytes))
         }
         _ => {
             let bytes = d.shared * d.hidden * d.a;
@@ -118,7 +123,7 @@ fn collective(plan: &Plan, name: &str, e: &mut Explanation) {
     e.line(format!("bytes of one {words}"), n(bytes), bytes, "B");
     let bandwidth = ring_bandwidth(cluster, group) / 1e9;
     e.line(format!("seconds of one, {} ranks {place} (a ring there reaches {bandwidth:.0} GB/s)", group.size), n(one), one, "s");
-    e.line("how many in a step on the slowest stage x seconds", format!("{} x {}", n((total / one).round()), n(one)), total, "s");
+    e.line("how many in a step on the slowest stage x seconds", format!("{} x {}", n(total / one), n(one)), total, "s");
 }
 
 fn synchronise(plan: &Plan, e: &mut Explanation) {

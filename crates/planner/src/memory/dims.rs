@@ -2,7 +2,7 @@
 //!
 //! Legend: T tokens of a micro-batch on a rank of the context axis, Ts those that a rank has between the divided parts of a layer (T / tp
 //! with sequence parallelism, else T), To = T / tp those that it routes, H hidden size, Q and KV rows of queries and of keys on a rank,
-//! K experts per token, R rows that arrive at a rank's experts, r = To x K rows that leave it.
+//! K experts per token, R rows of a rank's experts, r = To x K rows that a rank routes, n tokens that reach a rank with experts.
 
 use crate::job::{Account, Job};
 use crate::layout::Layout;
@@ -46,6 +46,8 @@ pub struct Dims {
     pub sent: f64,
     /// R when routing is balanced.
     pub routed: f64,
+    /// n when every choice of experts is as likely; as many rows leave a rank, one for each rank that works on a token.
+    pub here: f64,
     /// Key rows, value rows and value heads of linear attention.
     pub linear: (f64, f64, f64),
     /// Elements of the delta rule's state.
@@ -103,6 +105,7 @@ impl Dims {
             expert: moe.map_or(0.0, |m| m.intermediate as f64 / etp),
             sent: tokens / tp * top_k,
             routed: tokens / tp * top_k * etp,
+            here: tokens / tp * moe.map_or(1.0, |m| reached(m.experts, m.top_k, layout.ep)) * etp,
             linear,
             state,
             vocab: (arch.vocab as f64 / tp).ceil(),
@@ -114,6 +117,21 @@ impl Dims {
             group: ep * etp,
         }
     }
+}
+
+impl Dims {
+    /// n where a rank's experts get `skew` times their share: at most all tokens of the group.
+    pub fn arrived(&self, skew: f64) -> f64 {
+        (self.here * skew).min(self.own * self.group)
+    }
+}
+
+/// Expected number of the `ep` ranks that a token goes to: those that have one of its `top_k` different experts of `experts`, each choice
+/// as likely as another.
+fn reached(experts: usize, top_k: usize, ep: usize) -> f64 {
+    let (all, own) = (experts as f64, experts as f64 / ep as f64);
+    let missed: f64 = (0..top_k).map(|i| ((all - own - i as f64) / (all - i as f64)).max(0.0)).product();
+    ep as f64 * (1.0 - missed)
 }
 
 /// Rows of logits that exist at once: what the engine takes as a chunk, or all.

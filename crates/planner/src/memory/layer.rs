@@ -78,10 +78,11 @@ impl Layer {
         let delta = 2.0 * (2.0 * key + value) + 2.0 * key + 3.0 * value + DELTA_CHUNK * heads;
         let dense = if experts { d.shared_expert } else { d.dense };
         let arrived = d.routed * skew;
-        // Source and place of every row, and the borders between experts; where experts are apart also of the rows that arrive.
-        let borders = d.experts.0 + 1.0;
-        let apart = if d.group > 1.0 { 2.0 * arrived + borders } else { 0.0 };
-        let ordered = 2.0 * d.sent + borders + apart;
+        let (order, weights) = order(d, skew, account);
+        let home = match account {
+            Account::Temper => row("outputs of the experts", arrived, h),
+            Account::Megatron => row("rows that came home", d.sent, h),
+        };
         Layer {
             input: tensor("input of the layer", d.shared, h, a),
             norm1: tensor("1/rms of the first norm", d.shared, 1.0, STAT),
@@ -101,11 +102,11 @@ impl Layer {
             act: tensor("gate times up", t, dense, a),
             probs: tensor("router: logits and probabilities", d.own, 2.0 * d.experts.0, STAT).only_if(experts),
             choices: tensor("router: experts and their weights", d.own, 2.0 * d.experts.1, STAT).only_if(experts),
-            order: tensor("order of the rows", ordered, 1.0, STAT).only_if(experts),
+            order: tensor("order of the rows", order + weights, 1.0, STAT).only_if(experts),
             rows: row("rows of the experts", arrived, h).only_if(experts),
             row_gate_up: row("gate and up of rows", arrived, 2.0 * d.expert).only_if(experts),
             row_act: row("gate times up of rows", arrived, d.expert).only_if(experts),
-            home: row("rows that came home", d.sent, h).only_if(experts),
+            home: home.only_if(experts),
             account,
         }
     }
@@ -157,5 +158,22 @@ impl Layer {
         let mut bytes = Bytes::default();
         self.listed(recompute, true).for_each(|x| bytes.add(x.part, x.bytes()));
         bytes
+    }
+}
+
+/// Indices of the order of routed rows, and weights that travel with the tokens.
+///
+/// temper: where each row of a token lies by expert, and the borders between experts; where experts are apart also the row that each
+/// token sends to each rank. Megatron: source and place of every row, and where experts are apart those of the rows that arrive.
+fn order(d: &Dims, skew: f64, account: Account) -> (f64, f64) {
+    let (experts, k) = d.experts;
+    let apart = d.group > 1.0;
+    match account {
+        Account::Temper if apart => {
+            let here = d.arrived(skew) * k;
+            (here + experts / d.ep + 1.0 + d.own * d.group, here)
+        }
+        Account::Temper => (d.own * k + experts + 1.0, 0.0),
+        Account::Megatron => (2.0 * d.sent + experts + 1.0 + if apart { 2.0 * d.routed * skew + experts + 1.0 } else { 0.0 }, 0.0),
     }
 }

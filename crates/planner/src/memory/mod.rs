@@ -1,8 +1,10 @@
 //! The account of memory: what one rank holds, by purpose, at each moment of a run.
 
 mod dims;
+mod experts;
 mod layer;
 mod live;
+mod megatron;
 mod peak;
 mod phases;
 mod replay;
@@ -148,17 +150,31 @@ pub struct Question<'a> {
     pub overheads: Overheads,
 }
 
-/// The predicted peak of one rank in the steady state, by purpose: what `bench step --as-rank` measures.
-///
-/// `skew` is the share of routed rows that reach this rank's experts over its balanced share; 1 is balance.
-/// `None` when the layout has no such rank.
-pub fn rank_memory(question: &Question, stages: &[Stage], rank: usize, skew: f64) -> Option<Memory> {
+/// How many times its balanced share of rows a rank's experts get; 1 is balance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Skew {
+    /// On average over layers and micro-batches: what is kept.
+    pub mean: f64,
+    /// In the busiest layer: what comes and goes.
+    pub most: f64,
+}
+
+impl From<f64> for Skew {
+    /// The same in every layer.
+    fn from(skew: f64) -> Skew {
+        Skew { mean: skew, most: skew }
+    }
+}
+
+/// The predicted peak of one rank in the steady state, by purpose: what `bench step --as-rank` measures. `None` when the layout has no
+/// such rank.
+pub fn rank_memory(question: &Question, stages: &[Stage], rank: usize, skew: impl Into<Skew>) -> Option<Memory> {
     let (.., pp) = question.layout.coordinates(rank);
     stages.get(pp).map(|stage| stage_memory(question, stage, skew))
 }
 
 /// The peak of every rank of a stage in the steady state.
-pub fn stage_memory(q: &Question, stage: &Stage, skew: f64) -> Memory {
+pub fn stage_memory(q: &Question, stage: &Stage, skew: impl Into<Skew>) -> Memory {
     let params = rank_params(q.network, q.layout, stage, q.job.account);
     let mut memory = standing(q, &params);
     let dims = Dims::new(q.network, q.job, q.layout);

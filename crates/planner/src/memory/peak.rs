@@ -4,7 +4,7 @@ use super::dims::Dims;
 use super::layer::{Layer, STAT};
 use super::live::{Bytes, Live, Part, Tensor};
 use super::replay::{Pass, head};
-use super::Question;
+use super::{Question, Skew};
 use crate::shard::Kind;
 use crate::stages::Stage;
 use temper_parallel::schedule::in_flight;
@@ -47,15 +47,16 @@ impl Peak {
 }
 
 /// The fullest moment of a stage.
-pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: f64) -> Peak {
+pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: impl Into<Skew>) -> Peak {
+    let skew = skew.into();
     let (l, account) = (q.layout, q.job.account);
     let micro = l.micro_batches(q.job.global_batch).max(1);
     let chunks = in_flight(stage.index, l.pp, l.vpp, micro);
     let flights = chunks as f64 / l.vpp as f64;
     let standing = standing(q, d, stage, micro, chunks);
     let kinds = || q.network.kinds.kinds.iter().zip(&stage.kinds).enumerate().filter(|(_, (_, count))| **count > 0);
-    let layer = |kind: &Kind| Layer::new(d, kind.linear, kind.experts, skew, account);
-    let kept: Vec<Bytes> = q.network.kinds.kinds.iter().map(|kind| layer(kind).kept(l.recompute)).collect();
+    let layer = |kind: &Kind, skew: f64| Layer::new(d, kind.linear, kind.experts, skew, account);
+    let kept: Vec<Bytes> = q.network.kinds.kinds.iter().map(|kind| layer(kind, skew.mean).kept(l.recompute)).collect();
     // All layers of the stage in all flights, but for `gone` layers of one.
     let sum = |gone: &[usize]| {
         let mut all = Bytes::default();
@@ -77,10 +78,14 @@ pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: f64) -> Pea
         consider(Peak { moment: Moment::Loss, flights, kept: sum(&[]), moving, standing });
     }
     for (i, (kind, _)) in kinds() {
-        let pass = Pass { d, layer: layer(kind), account };
+        let pass = Pass { d, layer: layer(kind, skew.most), account };
         let moving = Live::peak(|live| pass.backward(l.recompute, live));
-        let gone = stage.after.get(i).map_or(&[][..], Vec::as_slice);
-        consider(Peak { moment: Moment::Layer(i), flights, kept: sum(gone), moving, standing });
+        let mut held = sum(stage.after.get(i).map_or(&[][..], Vec::as_slice));
+        // That layer is the busiest.
+        let own = pass.layer.kept(l.recompute);
+        held.add(Part::Plain, own.plain - kept[i].plain);
+        held.add(Part::Moe, own.moe - kept[i].moe);
+        consider(Peak { moment: Moment::Layer(i), flights, kept: held, moving, standing });
     }
     let none = Bytes::default();
     best.unwrap_or(Peak { moment: Moment::Loss, flights, kept: none, moving: none, standing })

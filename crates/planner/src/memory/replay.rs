@@ -1,5 +1,6 @@
 //! The backward pass of a layer, and the loss, played through with their tensors but without their numbers: each comes to life and
-//! goes as in `temper_model`'s `decoder.rs`, `attention.rs`, `context.rs`, `mlp.rs`, `moe.rs`, `dispatch.rs`, `linear.rs`, `head.rs`.
+//! goes as in `temper_model`'s `decoder.rs`, `attention.rs`, `context.rs`, `mlp.rs`, `linear.rs`, `head.rs`. Experts are in `experts` and
+//! `megatron`.
 //!
 //! Legend as in `dims`.
 
@@ -52,16 +53,16 @@ impl Pass<'_> {
         live.free_all(work.rest);
     }
 
-    fn plain(&self, name: &'static str, rows: f64, width: f64) -> Tensor {
+    pub(super) fn plain(&self, name: &'static str, rows: f64, width: f64) -> Tensor {
         Tensor { name, part: Part::Plain, rows, width, each: self.d.a }
     }
 
-    fn row(&self, name: &'static str, rows: f64, width: f64) -> Tensor {
+    pub(super) fn row(&self, name: &'static str, rows: f64, width: f64) -> Tensor {
         Tensor { name, part: Part::Moe, rows, width, each: self.d.a }
     }
 
     /// `[Ts, H]`
-    fn shared(&self, name: &'static str) -> Tensor {
+    pub(super) fn shared(&self, name: &'static str) -> Tensor {
         self.plain(name, self.d.shared, self.d.hidden)
     }
 
@@ -107,8 +108,33 @@ impl Pass<'_> {
             live.hold_all([l.probs, l.choices, l.order]);
             self.rows_again([true; 4], live);
         }
-        let y = live.hold(self.shared("output of the feed-forward"));
+        let y = self.combined(live);
         live.free(y);
+    }
+
+    /// The output of the feed-forward.
+    fn combined(&self, live: &mut Live) -> Tensor {
+        match (self.layer.rows.rows > 0.0, self.account) {
+            (false, _) => self.summed("output of the feed-forward", live),
+            (true, Account::Temper) => self.sums_of_rows(live),
+            (true, Account::Megatron) => live.hold(self.shared("output of the feed-forward")),
+        }
+    }
+
+    /// Rows, gate and up, their product, and what the experts made of them, as far as `wanted`.
+    fn rows_again(&self, wanted: [bool; 4], live: &mut Live) {
+        match self.account {
+            Account::Temper => self.experts_again(wanted, live),
+            Account::Megatron => self.megatron_again(wanted, live),
+        }
+    }
+
+    /// Gradients of the experts: what their weights still need, and the gradient of the feed-forward's input.
+    fn experts_grad(&self, live: &mut Live) -> (Work, Tensor) {
+        match self.account {
+            Account::Temper => self.temper_experts_grad(live),
+            Account::Megatron => self.megatron_experts_grad(live),
+        }
     }
 
     /// What selective recomputation dropped.
@@ -138,67 +164,6 @@ impl Pass<'_> {
         }
     }
 
-    /// Rows, gate and up, their product, and what comes home, as far as `wanted`.
-    fn rows_again(&self, [rows, gate_up, act, home]: [bool; 4], live: &mut Live) {
-        let l = &self.layer;
-        if rows {
-            let sent = live.hold(self.row("rows sent", self.d.sent, self.d.hidden));
-            self.to_experts(sent, l.rows, live);
-        }
-        live.hold(l.row_gate_up.only_if(gate_up));
-        live.hold(l.row_act.only_if(act));
-        if home {
-            let out = live.hold(self.row("outputs of the experts", l.rows.rows, self.d.hidden));
-            self.to_tokens(out, l.home, live);
-        }
-    }
-
-    /// From rows of this rank's tokens to `sorted` rows of its experts.
-    fn to_experts(&self, rows: Tensor, sorted: Tensor, live: &mut Live) {
-        if self.d.group <= 1.0 {
-            live.free(rows);
-            live.hold(sorted);
-            return;
-        }
-        let sent = self.for_slices(rows, live);
-        let arrived = live.hold(self.row("rows that arrived", sorted.rows, sorted.width));
-        live.hold(sorted);
-        live.free_all([arrived, sent]);
-        if self.account == Account::Megatron {
-            // It sorts the rows once more on either side (`sort_chunks_by_idxs`).
-            let again = live.hold(Tensor { name: "rows sorted once more", ..sorted });
-            live.free(again);
-        }
-    }
-
-    /// Rows once for every slice of an expert.
-    fn for_slices(&self, rows: Tensor, live: &mut Live) -> Tensor {
-        if self.d.etp <= 1.0 {
-            return rows;
-        }
-        let all = live.hold(self.row("rows for every slice", rows.rows * self.d.etp, rows.width));
-        live.free(rows);
-        all
-    }
-
-    /// From rows of this rank's experts to those of its tokens, `home`.
-    fn to_tokens(&self, sorted: Tensor, home: Tensor, live: &mut Live) {
-        if self.d.group <= 1.0 {
-            live.free(sorted);
-            live.hold(home);
-            return;
-        }
-        let packed = live.hold(Tensor { name: "rows packed for the way", ..sorted });
-        if self.d.etp > 1.0 {
-            let slices = live.hold(Tensor { name: "rows of every slice", rows: home.rows * self.d.etp, ..home });
-            live.hold(home);
-            live.free(slices);
-        } else {
-            live.hold(home);
-        }
-        live.free_all([packed, sorted]);
-    }
-
     /// Gradients of a dense feed-forward: what its weights need, and the gradient of its input.
     fn dense_grad(&self, live: &mut Live) -> (Work, Tensor) {
         let (l, d) = (&self.layer, self.d);
@@ -208,34 +173,6 @@ impl Pass<'_> {
         let dh = self.summed("gradient of the feed-forward's input", live);
         live.free_all([dact, l.gate_up]);
         (Work { early: [l.act, dy, NONE], gathers: true, rest: [l.fed, dgate_up, NONE, NONE, NONE, NONE] }, dh)
-    }
-
-    /// Gradients of the experts (and of a shared one).
-    fn experts_grad(&self, live: &mut Live) -> (Work, Tensor) {
-        let (l, d) = (&self.layer, self.d);
-        let rows = |name, width| Tensor { name, width, ..l.rows };
-        let dhome = live.hold(self.row("gradient of the rows that came home", d.sent, d.hidden));
-        let dweights = live.hold(Tensor { each: STAT, ..self.plain("gradient of the router's weights", d.own, d.experts.1) });
-        let dout = rows("gradient of the experts' outputs", d.hidden);
-        self.to_experts(dhome, dout, live);
-        let dact = live.hold(rows("gradient of gate times up of rows", d.expert));
-        let dgate_up = live.hold(rows("gradient of gate and up of rows", 2.0 * d.expert));
-        let drows = live.hold(rows("gradient of the experts' rows", d.hidden));
-        let home = self.row("gradient of the rows sent", d.sent, d.hidden);
-        self.to_tokens(drows, home, live);
-        let shared = live.hold(self.plain("gradients of the shared expert", d.tokens, 3.0 * d.shared_expert));
-        let dx = live.hold(self.plain("gradient of the feed-forward's input", d.own, d.hidden));
-        let dlogits = live.hold(Tensor { each: STAT, ..self.plain("gradient of the router's logits", d.own, d.experts.0) });
-        let joined = self.plain("gradient of the feed-forward's input, joined", d.tokens, d.hidden);
-        let joined = live.hold(joined.only_if(!d.divided && d.tp > 1.0));
-        let dh = if joined.rows > 0.0 {
-            live.free(dx);
-            joined
-        } else {
-            dx
-        };
-        live.free_all([l.probs, l.choices, l.row_gate_up, l.home, l.gate_up, dweights, dact, home]);
-        (Work { early: [l.act, shared, dlogits], gathers: false, rest: [l.fed, l.order, l.rows, dgate_up, l.row_act, dout] }, dh)
     }
 
     /// All ranks' keys and values in the order of the sequence; empty without context parallelism.
@@ -307,17 +244,17 @@ impl Pass<'_> {
 }
 
 /// What waits for the gradients of the weights of a block.
-struct Work {
+pub(super) struct Work {
     /// Gone once the last matrix has its gradient.
-    early: [Tensor; 3],
+    pub early: [Tensor; 3],
     /// The input of the first matrix is gathered again.
-    gathers: bool,
+    pub gathers: bool,
     /// Gone at the end.
-    rest: [Tensor; 6],
+    pub rest: [Tensor; 6],
 }
 
 /// No tensor.
-const NONE: Tensor = Tensor { name: "", part: Part::Plain, rows: 0.0, width: 0.0, each: 0.0 };
+pub(super) const NONE: Tensor = Tensor { name: "", part: Part::Plain, rows: 0.0, width: 0.0, each: 0.0 };
 
 /// The loss and its gradient, on the last stage. Megatron's cross-entropy turns all logits to f32 at once; temper's works on a chunk of
 /// rows in the activations' type, in place.

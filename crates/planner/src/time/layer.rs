@@ -4,6 +4,7 @@
 
 use super::rates::{RATES, all_to_all, gemm, ring, send, stream};
 use crate::cluster::Cluster;
+use crate::job::Account;
 use crate::layout::{Axis, Layout};
 use crate::memory::Dims;
 use serde::Serialize;
@@ -125,7 +126,8 @@ impl LayerTime {
             return if recompute == Recompute::Full { self.mixer.total() + self.feed_forward.total() } else { 0.0 };
         };
         let a = &self.again;
-        let chosen = [(norm, a.norm), (qkv, a.qkv), (act || qkv, a.heads), (mlp, a.mlp), (act || mlp, a.act), (moe, a.moe), (act || moe, a.row_act)];
+        let chosen =
+            [(norm, a.norm), (qkv, a.qkv), (act || qkv, a.heads), (mlp, a.mlp), (act || mlp, a.act), (moe, a.moe), (act || moe, a.row_act)];
         chosen.iter().filter(|(on, _)| *on).map(|(_, seconds)| seconds).sum()
     }
 }
@@ -143,6 +145,8 @@ pub struct Setting<'a> {
     pub length: f64,
     /// Bytes of an accumulated gradient.
     pub grad: f64,
+    /// Whose habits.
+    pub account: Account,
 }
 
 impl Setting<'_> {
@@ -242,16 +246,28 @@ impl Setting<'_> {
         let second = self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, d.hidden, d.expert);
         let (gathered, activated, combined) = (2.0 * d.routed * d.hidden, 3.0 * d.routed * d.expert, 2.0 * d.sent * d.hidden);
         self.elementwise(t, 0.0, (gathered + activated + combined) * d.a);
-        let (ep, etp) = (self.layout.group(Axis::Ep, self.cluster), self.layout.group(Axis::Etp, self.cluster));
-        let there = all_to_all(self.cluster, ep, d.sent * d.hidden * d.a);
-        let gather = ring(self.cluster, etp, d.routed * d.hidden * d.a);
         let moved = stream(&self.cluster.device, gathered * d.a);
-        t.again.moe = first + second + moved + 2.0 * (there + gather);
         t.again.row_act = stream(&self.cluster.device, activated * d.a);
-        // There and back, forward and backward.
-        for pass in [&mut t.feed_forward, &mut t.backward] {
-            pass.talk(Axis::Ep, 2.0 * there);
-            pass.talk(Axis::Etp, 2.0 * gather);
+        match self.account {
+            Account::Temper => {
+                // A token's row goes once to each rank that works on it and comes back as a sum; backward, the gradients of the experts'
+                // weights are computed while the second exchange is under way.
+                let there = all_to_all(self.cluster, self.layout.experts_group(self.cluster), d.here * d.hidden * d.a);
+                t.feed_forward.talk(Axis::Ep, 2.0 * there);
+                t.backward.talk(Axis::Ep, there + (there - (first + second)).max(0.0));
+                t.again.moe = first + second + moved + there;
+            }
+            Account::Megatron => {
+                let (ep, etp) = (self.layout.group(Axis::Ep, self.cluster), self.layout.group(Axis::Etp, self.cluster));
+                let there = all_to_all(self.cluster, ep, d.sent * d.hidden * d.a);
+                let gather = ring(self.cluster, etp, d.routed * d.hidden * d.a);
+                t.again.moe = first + second + moved + 2.0 * (there + gather);
+                // There and back, forward and backward.
+                for pass in [&mut t.feed_forward, &mut t.backward] {
+                    pass.talk(Axis::Ep, 2.0 * there);
+                    pass.talk(Axis::Etp, 2.0 * gather);
+                }
+            }
         }
     }
 

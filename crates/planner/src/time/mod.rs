@@ -45,7 +45,7 @@ pub struct StepTime {
 pub fn step_time(network: &Network, cluster: &Cluster, job: &Job, layout: &Layout, stages: &[Stage]) -> StepTime {
     let dims = Dims::of_length(network, job, layout, job.mean_tokens);
     let grad = f64::from(job.precision.grad_bytes);
-    let setting = Setting { cluster, layout, dims: &dims, length: job.reach(), grad };
+    let setting = Setting { cluster, layout, dims: &dims, length: job.reach(), grad, account: job.account };
     let kinds: Vec<LayerTime> = network.kinds.kinds.iter().map(|kind| setting.layer(kind.linear, kind.experts)).collect();
     let head = setting.head();
     let m = layout.micro_batches(job.global_batch).max(1) as f64;
@@ -83,6 +83,20 @@ pub fn step_time(network: &Network, cluster: &Cluster, job: &Job, layout: &Layou
     time.tokens_per_s_per_gpu = tokens / time.total / cluster.gpus as f64;
     time.mfu = mfu(&ModelFlops::new(network), job.reach(), time.tokens_per_s_per_gpu, cluster.device.peak());
     time
+}
+
+/// Seconds of a step of one rank of a stage on its own, the other ranks not there: no communication, no bubble. What
+/// `bench step --as-rank` measures.
+pub fn alone(network: &Network, cluster: &Cluster, job: &Job, layout: &Layout, stage: &Stage) -> f64 {
+    let dims = Dims::of_length(network, job, layout, job.mean_tokens);
+    // On one device there is nobody to talk to.
+    let solo = Layout { tp: 1, cp: 1, dp: 1, pp: 1, vpp: 1, ep: 1, etp: 1, ..layout.clone() };
+    let grad = f64::from(job.precision.grad_bytes);
+    let setting = Setting { cluster, layout: &solo, dims: &dims, length: job.reach(), grad, account: job.account };
+    let kinds: Vec<LayerTime> = network.kinds.kinds.iter().map(|kind| setting.layer(kind.linear, kind.experts)).collect();
+    let micro = layout.micro_batches(job.global_batch).max(1) as f64;
+    let params = rank_params(network, layout, stage, job.account);
+    micro * stage_time(layout, stage, &kinds, &setting.head()).total() + optimizer(cluster, job, layout, &params)
 }
 
 /// One micro-batch on one stage.
