@@ -22,7 +22,7 @@ use temper_comm::{Axes, Tcp, World, tcp};
 use temper_config::{Arch, Config};
 use temper_planner::LayoutRequest;
 use temper_tensor::Rates;
-use temper_train::bench::{AsRank, Bench, Options, Placed, cut, operations};
+use temper_train::bench::{AsRank, Bench, Options, Placed, cut, document, operations};
 use temper_train::device::best_rates;
 use temper_train::layout::Layout;
 
@@ -148,7 +148,7 @@ fn open(subject: &BenchSubject, accumulate: u32, part: Part, cli: &Cli, started:
     let resolved = Config::for_benchmark(&settings(subject, accumulate))?;
     let (alone, ranks) = (matches!(part, Part::Alone(_)), part.mesh().map_or(1, |(layout, _)| layout.axes.world()));
     let here = place(cli, if alone { 1 } else { ranks })?;
-    let document = subject.doc_len.unwrap_or(0);
+    let document = document(&resolved.config, subject.doc_len)?;
     let asked = Subject::new((&subject.model, &arch), &resolved.config, document, part.mesh(), alone, here)?;
     let local_rank = if let Part::Among(ranks) = &part { ranks.me.local_rank } else { 0 };
     let backend = backend::open(cli, resolved.config.train.deterministic, local_rank)?;

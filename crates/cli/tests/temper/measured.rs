@@ -114,7 +114,8 @@ fn each_rank_of_a_layout_needs_what_the_plan_says() {
 }
 
 /// Where a rank's experts get more in one layer than in another, the plan takes the mean for what is kept and the most for what comes and
-/// goes: the peak altogether stays within the tolerance, activations alone need not.
+/// goes. With full recomputation the busiest layer makes the peak, and the plan meets it; without, the last layer does, which need not be
+/// the busiest: the plan may be above by what these two are apart, never below.
 #[test]
 fn uneven_routing_is_planned_with_the_skew_that_was_measured() {
     let case = Case::tiny();
@@ -122,7 +123,11 @@ fn uneven_routing_is_planned_with_the_skew_that_was_measured() {
     for (layout, rank) in [("ep=2,dp=2", "0"), ("ep=4,dp=4", "1"), ("tp=2,ep=2,etp=2,dp=2", "1"), ("tp=2,pp=2,ep=2,dp=2", "0")] {
         for recompute in ["none", "full"] {
             let more = ["--as-rank", rank, "--of", layout, "--accumulate", "4", "--recompute", recompute];
-            let report = agrees_in(&case, "experts.json", &more, &["weights", "gradients", "optimizer", "tensors"]);
+            let mut wanted = vec!["weights", "gradients", "optimizer"];
+            wanted.extend((recompute == "full").then_some("tensors"));
+            let report = agrees_in(&case, "experts.json", &more, &wanted);
+            let off = report["plan"]["memory"][4][1]["deviation"].as_f64().unwrap();
+            assert!((-TOLERANCE..=0.1).contains(&off), "{layout} {recompute}: {off}");
             let skew = |key: &str| report["rank"]["skew"][key].as_f64().unwrap();
             assert!(skew("most") >= skew("mean") && skew("mean") > 0.0, "{}", report["rank"]);
         }

@@ -109,7 +109,7 @@ fn a_configuration_and_the_same_flags_have_the_same_plan() {
     let case = Case::tiny();
     let devices = ["--gpus", "4", "--gpu", "h200", "--json"];
     let sets = [
-        "train.micro_batch=2",
+        "train.micro_batch=4",
         "train.global_batch=16",
         "train.steps=100",
         "data.seq_len=512",
@@ -132,7 +132,7 @@ fn a_configuration_and_the_same_flags_have_the_same_plan() {
     let configured = of(&[&["config.toml"][..], &args].concat());
     let base = ["--model", "../common/tiny-qwen3", "--seq", "512", "--global-batch", "16", "--steps", "100"];
     let types = ["--grads", "bf16", "--moments", "bf16", "--loss-chunk", "96"];
-    let layout = "tp=2,pp=2,etp=1,sequence=false,mb=2,recompute=norm+qkv+mlp,offload=optimizer";
+    let layout = "tp=2,pp=2,etp=1,sequence=false,mb=4,recompute=norm+qkv+mlp,offload=optimizer";
     let asked = of(&[&base[..], &types, &["--layout", layout]].concat());
     assert_eq!(configured, asked);
     assert_eq!(configured["layout"]["recompute"], "norm+mlp+qkv");
@@ -148,7 +148,7 @@ fn a_configuration_and_the_same_flags_have_the_same_plan() {
         (&json["layout"]["tp"], &json["layout"]["recompute"], &json["job"]["precision"]["moment_bytes"]),
         (&1.into(), &"full".into(), &4.into())
     );
-    assert_eq!((&json["layout"]["micro_batch"], &json["layout"]["offload"]), (&2.into(), &"optimizer".into()));
+    assert_eq!((&json["layout"]["micro_batch"], &json["layout"]["offload"]), (&4.into(), &"optimizer".into()));
 }
 
 /// "selective" means the same parts to the plan and to a run.

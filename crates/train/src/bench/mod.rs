@@ -239,7 +239,11 @@ pub fn cut(mut arch: Arch, layers: Option<usize>) -> Result<Arch> {
     Ok(arch)
 }
 
-fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work> {
+/// Tokens of a document of a benchmark: as asked, else of a whole sequence.
+///
+/// # Errors
+/// More tokens a step than a benchmark takes, or documents that do not fit a sequence.
+pub fn document(config: &Config, asked: Option<usize>) -> Result<usize> {
     let (seq_len, micro_batch) = (config.data.seq_len, config.train.micro_batch);
     let tokens = seq_len.saturating_mul(config.train.global_batch);
     if tokens > MOST_TOKENS || seq_len.saturating_mul(micro_batch) > MOST_TOKENS {
@@ -248,16 +252,21 @@ fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work
             config.train.global_batch
         )));
     }
-    let doc_len = options.doc_len.unwrap_or(seq_len);
-    if doc_len == 0 || doc_len > seq_len {
-        return Err(Error::Input(format!("--doc-len {doc_len}: a document has 1 to {seq_len} tokens (--seq)")));
+    match asked.unwrap_or(seq_len) {
+        length if (1..=seq_len).contains(&length) => Ok(length),
+        length => Err(Error::Input(format!("--doc-len {length}: a document has 1 to {seq_len} tokens (--seq)"))),
     }
+}
+
+fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work> {
+    let (seq_len, micro_batch) = (config.data.seq_len, config.train.micro_batch);
+    let doc_len = document(config, options.doc_len)?;
     Ok(Work {
         seq_len,
         micro_batch,
         accumulate: config.train.global_batch / micro_batch,
         doc_len,
-        tokens,
+        tokens: seq_len * config.train.global_batch,
         recompute: config.memory.recompute,
         dtype: precision.weights.name(),
         grads: precision.grads.name(),
