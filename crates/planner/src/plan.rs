@@ -272,12 +272,15 @@ pub(crate) fn checkpoint_bytes(job: &Job) -> u64 {
     if job.precision.weight_bytes == 2 { 14 } else { 12 }
 }
 
+/// Parameters of the rank with the most to write, which holds the training up.
+pub(crate) fn heaviest_shard<'a>(run: &Run, layout: &Layout, stages: impl Iterator<Item = &'a Stage>) -> u64 {
+    stages.map(|stage| rank_params(&run.network, layout, stage, run.job.account).optimizer_shard(layout)).max().unwrap_or(0)
+}
+
 fn checkpoint(run: &Run, layout: &Layout, list: &[Stage]) -> Checkpoint {
     let bytes = run.network.total * checkpoint_bytes(&run.job);
     let nodes = run.cluster.gpus.div_ceil(run.cluster.per_node.max(1)) as f64;
-    // The rank with the most to write holds the training up.
-    let most =
-        list.iter().map(|stage| rank_params(&run.network, layout, stage, run.job.account).optimizer_shard(layout)).max().unwrap_or(0);
+    let most = heaviest_shard(run, layout, list.iter());
     Checkpoint {
         bytes,
         write_s: bytes as f64 / (nodes * run.job.storage_gb_s * 1e9),

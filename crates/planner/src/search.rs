@@ -8,7 +8,7 @@ use crate::check::{check, divisors, meshes};
 use crate::cluster::Cluster;
 use crate::job::Job;
 use crate::layout::{Layout, LayoutRequest, Offload, Recompute};
-use crate::memory::{Overheads, Question, stage_memory};
+use crate::memory::{Memory, Overheads, Question, stages_memory};
 use crate::network::Network;
 use crate::stages::{Stage, stages};
 use crate::time::{StepTime, step_time};
@@ -69,7 +69,7 @@ impl Space<'_> {
     /// Peak of the heaviest rank with balanced and with skewed routing.
     pub fn peaks(&self, layout: &Layout, stages: &[Stage]) -> (f64, f64) {
         let question = Question { network: self.network, job: self.job, layout, overheads: self.overheads };
-        let peak = |skew: f64| stages.iter().map(|stage| stage_memory(&question, stage, skew).total()).fold(0.0, f64::max);
+        let peak = |skew: f64| stages_memory(&question, stages, skew).iter().map(Memory::total).fold(0.0, f64::max);
         let balanced = peak(1.0);
         let skewed = if layout.ep > 1 && self.job.skew > 1.0 { peak(self.job.skew) } else { balanced };
         (balanced, skewed)

@@ -85,6 +85,7 @@ fn measure(args: &BenchStep, (mut bench, subject): (Bench, Subject)) -> anyhow::
 
 fn ops(args: &BenchOps, cli: &Cli, started: Instant) -> anyhow::Result<()> {
     let (mut bench, _) = open(&args.subject, 1, Part::Whole, cli, started)?;
+    crate::out::tell("note: every operation is repeated alone; the table comes when all are done");
     bench.steps(1, 1)?;
     let rates = rates(&bench);
     let rows = operations(&bench.alone(&args.only)?, rates);

@@ -150,7 +150,10 @@ fn wrong_sizes_are_refused_before_anything_is_allocated() {
         (&[TINY, "--trace", "nowhere/trace.json"], &["nowhere/trace.json"]),
         (&["qwen3-235b-a22b"], &["GiB", "--layers"]),
         // Weights take little: it is what the layers keep that does not fit.
-        (&["qwen3-0.6b", "--layers", "2", "--seq", "8192", "--micro-batch", "1024"], &["the plan needs", "activations", "--recompute full"]),
+        (
+            &["qwen3-0.6b", "--layers", "2", "--seq", "8192", "--micro-batch", "1024"],
+            &["the plan needs", "activations", "--recompute full"],
+        ),
     ] {
         let done = case.temper(&[&["bench", "step"][..], args].concat()).exits(2).says(said);
         assert!(done.stdout.is_empty(), "{done:?}");

@@ -32,11 +32,16 @@ pub(super) fn explain(plan: &Plan, name: &str, e: &mut Explanation) {
             );
         }
         "optimizer" => optimizer(plan, e),
-        "tp" | "ep" | "pp" => collective(plan, name, e),
+        "tp" | "ep" | "pp" | "cp" => collective(plan, name, e),
         "dp" => synchronise(plan, e),
         "tokens_per_s" => {
             let numbers = format!("{} x {} / {} / {}", job.global_batch, n(job.mean_tokens), n(t.total), plan.run.cluster.gpus);
             e.line("sequences x mean tokens / seconds / devices", numbers, t.tokens_per_s_per_gpu, "tokens/s");
+        }
+        "days" => {
+            let steps = job.steps.unwrap_or(0) as f64;
+            let words = if job.steps.is_some() { "steps x seconds of a step / seconds of a day" } else { "no --steps: 0" };
+            e.line(words, format!("{} x {} / 86400", n(steps), n(t.total)), steps * t.total / 86_400.0, "days");
         }
         "mfu" => {
             flops(plan, e);
@@ -95,6 +100,7 @@ fn collective(plan: &Plan, name: &str, e: &mut Explanation) {
     let axis = match name {
         "tp" => Axis::Tp,
         "ep" => Axis::Ep,
+        "cp" => Axis::Cp,
         _ => Axis::Pp,
     };
     let (group, total) = (l.group(axis, cluster), plan.time.comm[axis as usize]);
@@ -106,6 +112,18 @@ fn collective(plan: &Plan, name: &str, e: &mut Explanation) {
         Axis::Tp => {
             let bytes = d.tokens * d.hidden * d.a;
             ("all-gather or reduce-scatter of T x H x a", bytes, ring(cluster, group, bytes))
+        }
+        Axis::Cp if plan.run.job.account == Account::Temper => {
+            let bytes = 2.0 * d.tokens * d.cp * d.kv * d.a;
+            (
+                "gather of keys and values (or scatter of their gradients) of all ranks: 2 x T x cp x KV x a",
+                bytes,
+                ring(cluster, group, bytes),
+            )
+        }
+        Axis::Cp => {
+            let bytes = 2.0 * d.tokens * d.kv * d.a;
+            ("send of keys and values, behind attention as far as it lasts: 2 x T x KV x a", bytes, send(cluster, group, bytes))
         }
         Axis::Ep if plan.run.job.account == Account::Temper => {
             let bytes = d.here * d.hidden * d.a;

@@ -12,7 +12,9 @@ mod replay;
 pub use dims::Dims;
 pub use layer::{Keep, Layer};
 pub use live::{Bytes, Live, Part, Tensor};
+use peak::Needs;
 pub use peak::{Moment, Peak, moment_tensors, peak_activations};
+pub(crate) use phases::STAGING;
 pub use phases::{Phase, Phases, phases};
 pub use replay::{Pass, head};
 
@@ -175,19 +177,26 @@ pub fn rank_memory(question: &Question, stages: &[Stage], rank: usize, skew: imp
 
 /// The peak of every rank of a stage in the steady state.
 pub fn stage_memory(q: &Question, stage: &Stage, skew: impl Into<Skew>) -> Memory {
-    let params = rank_params(q.network, q.layout, stage, q.job.account);
-    let mut memory = standing(q, &params);
+    stages_memory(q, std::slice::from_ref(stage), skew).pop().unwrap_or_default()
+}
+
+/// The same of several stages.
+pub fn stages_memory(q: &Question, stages: &[Stage], skew: impl Into<Skew>) -> Vec<Memory> {
     let dims = Dims::new(q.network, q.job, q.layout);
-    let peak = peak_activations(q, &dims, stage, skew);
-    let bytes = peak.bytes();
-    memory.set(Purpose::Activations, bytes.plain);
-    memory.set(Purpose::Moe, bytes.moe);
-    memory.set(Purpose::Logits, bytes.logits);
-    memory.set(Purpose::Communication, communicators(q.layout) as f64 * q.overheads.communicator);
-    if q.job.account == Account::Megatron {
-        memory.set(Purpose::Allocator, q.overheads.fragments * (bytes.plain + bytes.moe));
-    }
-    memory
+    let needs = Needs::new(q, &dims, skew.into());
+    let one = |stage: &Stage| {
+        let mut memory = standing(q, &rank_params(q.network, q.layout, stage, q.job.account));
+        let bytes = needs.peak(q, &dims, stage).bytes();
+        memory.set(Purpose::Activations, bytes.plain);
+        memory.set(Purpose::Moe, bytes.moe);
+        memory.set(Purpose::Logits, bytes.logits);
+        memory.set(Purpose::Communication, communicators(q.layout) as f64 * q.overheads.communicator);
+        if q.job.account == Account::Megatron {
+            memory.set(Purpose::Allocator, q.overheads.fragments * (bytes.plain + bytes.moe));
+        }
+        memory
+    };
+    stages.iter().map(one).collect()
 }
 
 /// What stands between steps: weights, gradients, optimizer state, libraries.

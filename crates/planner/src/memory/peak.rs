@@ -46,49 +46,75 @@ impl Peak {
     }
 }
 
-/// The fullest moment of a stage.
-pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: impl Into<Skew>) -> Peak {
-    let skew = skew.into();
-    let (l, account) = (q.layout, q.job.account);
-    let micro = l.micro_batches(q.job.global_batch).max(1);
-    let chunks = in_flight(stage.index, l.pp, l.vpp, micro);
-    let flights = chunks as f64 / l.vpp as f64;
-    let standing = standing(q, d, stage, micro, chunks);
-    let kinds = || q.network.kinds.kinds.iter().zip(&stage.kinds).enumerate().filter(|(_, (_, count))| **count > 0);
-    let layer = |kind: &Kind, skew: f64| Layer::new(d, kind.linear, kind.experts, skew, account);
-    let kept: Vec<Bytes> = q.network.kinds.kinds.iter().map(|kind| layer(kind, skew.mean).kept(l.recompute)).collect();
-    // All layers of the stage in all flights, but for `gone` layers of one.
-    let sum = |gone: &[usize]| {
+/// What a layer of one kind takes.
+#[derive(Clone, Copy)]
+struct OfKind {
+    /// Kept, with the mean of the routing.
+    kept: Bytes,
+    /// Kept in the busiest layer.
+    most: Bytes,
+    /// Comes and goes in the backward pass of that.
+    moving: Bytes,
+}
+
+/// What layers and the loss take on every rank of a layout: worked out once for all its stages.
+pub(super) struct Needs {
+    kinds: Vec<OfKind>,
+    head: Bytes,
+}
+
+impl Needs {
+    pub fn new(q: &Question, d: &Dims, skew: Skew) -> Needs {
+        let (recompute, account) = (q.layout.recompute, q.job.account);
+        let of = |kind: &Kind| {
+            let layer = |skew: f64| Layer::new(d, kind.linear, kind.experts, skew, account);
+            let pass = Pass { d, layer: layer(skew.most), account };
+            OfKind {
+                kept: layer(skew.mean).kept(recompute),
+                most: pass.layer.kept(recompute),
+                moving: Live::peak(|live| pass.backward(recompute, live)),
+            }
+        };
+        Needs { kinds: q.network.kinds.kinds.iter().map(of).collect(), head: Live::peak(|live| head(d, q.job, live)) }
+    }
+
+    /// Kept by all layers of a stage for `flights` micro-batches, but for `gone` layers of one.
+    fn kept(&self, stage: &Stage, flights: f64, gone: &[usize]) -> Bytes {
         let mut all = Bytes::default();
-        for (i, (_, count)) in kinds() {
+        for (i, (kind, count)) in self.kinds.iter().zip(&stage.kinds).enumerate() {
             let layers = *count as f64 * flights - gone.get(i).map_or(0.0, |n| *n as f64);
-            all.add(Part::Plain, layers * kept[i].plain);
-            all.add(Part::Moe, layers * kept[i].moe);
+            all.add(Part::Plain, layers * kind.kept.plain);
+            all.add(Part::Moe, layers * kind.kept.moe);
         }
         all
-    };
-    let mut best: Option<Peak> = None;
-    let mut consider = |peak: Peak| {
-        if best.as_ref().is_none_or(|b| peak.bytes().all() > b.bytes().all()) {
-            best = Some(peak);
+    }
+
+    /// The fullest moment of a stage.
+    pub fn peak(&self, q: &Question, d: &Dims, stage: &Stage) -> Peak {
+        let l = q.layout;
+        let micro = l.micro_batches(q.job.global_batch).max(1);
+        let chunks = in_flight(stage.index, l.pp, l.vpp, micro);
+        let flights = chunks as f64 / l.vpp as f64;
+        let standing = standing(q, d, stage, micro, chunks);
+        let moving = if stage.last { self.head } else { Bytes::default() };
+        let mut best = Peak { moment: Moment::Loss, flights, kept: self.kept(stage, flights, &[]), moving, standing };
+        for (i, (kind, _)) in self.kinds.iter().zip(&stage.kinds).enumerate().filter(|(_, (_, count))| **count > 0) {
+            let mut kept = self.kept(stage, flights, stage.after.get(i).map_or(&[][..], Vec::as_slice));
+            // That layer is the busiest.
+            kept.add(Part::Plain, kind.most.plain - kind.kept.plain);
+            kept.add(Part::Moe, kind.most.moe - kind.kept.moe);
+            let peak = Peak { moment: Moment::Layer(i), flights, kept, moving: kind.moving, standing };
+            if peak.bytes().all() > best.bytes().all() {
+                best = peak;
+            }
         }
-    };
-    if stage.last {
-        let moving = Live::peak(|live| head(d, q.job, live));
-        consider(Peak { moment: Moment::Loss, flights, kept: sum(&[]), moving, standing });
+        best
     }
-    for (i, (kind, _)) in kinds() {
-        let pass = Pass { d, layer: layer(kind, skew.most), account };
-        let moving = Live::peak(|live| pass.backward(l.recompute, live));
-        let mut held = sum(stage.after.get(i).map_or(&[][..], Vec::as_slice));
-        // That layer is the busiest.
-        let own = pass.layer.kept(l.recompute);
-        held.add(Part::Plain, own.plain - kept[i].plain);
-        held.add(Part::Moe, own.moe - kept[i].moe);
-        consider(Peak { moment: Moment::Layer(i), flights, kept: held, moving, standing });
-    }
-    let none = Bytes::default();
-    best.unwrap_or(Peak { moment: Moment::Loss, flights, kept: none, moving: none, standing })
+}
+
+/// The fullest moment of a stage.
+pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: impl Into<Skew>) -> Peak {
+    Needs::new(q, d, skew.into()).peak(q, d, stage)
 }
 
 /// The tensors that come and go at the fullest moment; those that it is over with have negative rows.

@@ -140,6 +140,9 @@ impl Pass<'_> {
     /// What selective recomputation dropped.
     fn complete(&self, recompute: Recompute, live: &mut Live) {
         let l = &self.layer;
+        if recompute == Recompute::None {
+            return;
+        }
         let dropped = |x: Tensor| l.listed(recompute, false).any(|other| other == x);
         let again = |x: Tensor, live: &mut Live| live.hold(x.only_if(dropped(x)));
         again(l.mixed, live);

@@ -210,7 +210,7 @@ impl Setting<'_> {
         self.elementwise(t, prepared, 0.0);
         t.again.heads = stream(&self.cluster.device, prepared);
         self.gathers(t, Part::Mixer);
-        self.context_ring(t, forward, backward);
+        self.context(t, forward, backward);
     }
 
     fn linear_attention(&self, t: &mut LayerTime) {
@@ -288,11 +288,19 @@ impl Setting<'_> {
         ring(self.cluster, self.layout.group(Axis::Tp, self.cluster), d.tokens * d.hidden * d.a)
     }
 
-    /// Ring attention: keys and values of every other rank pass by, behind attention as far as it lasts.
-    fn context_ring(&self, t: &mut LayerTime, forward: f64, backward: f64) {
+    /// Context parallelism. temper gathers the keys and values of all ranks, in the backward pass again, and scatters the sums of their
+    /// gradients; in Megatron's ring they pass by, behind attention as far as it lasts.
+    fn context(&self, t: &mut LayerTime, forward: f64, backward: f64) {
         let (d, cp) = (self.dims, self.layout.group(Axis::Cp, self.cluster));
+        let bytes = 2.0 * d.tokens * d.kv * d.a;
+        if self.account == Account::Temper {
+            let gather = ring(self.cluster, cp, bytes * d.cp);
+            t.mixer.talk(Axis::Cp, gather);
+            t.backward.talk(Axis::Cp, 2.0 * gather);
+            return;
+        }
         let hops = cp.size.saturating_sub(1) as f64;
-        let hop = send(self.cluster, cp, 2.0 * d.tokens * d.kv * d.a);
+        let hop = send(self.cluster, cp, bytes);
         t.mixer.talk(Axis::Cp, (hops * hop - forward).max(0.0));
         t.backward.talk(Axis::Cp, (2.0 * hops * hop - backward).max(0.0));
     }
