@@ -54,6 +54,39 @@ fn full_recomputation_adds_a_forward_pass() {
     assert!((0.28..0.36).contains(&share), "{share}");
 }
 
+/// Each part costs what it computes again: by hand for the product of q, k, v with its preparation, and never more than all.
+#[test]
+fn recomputed_parts_cost_what_they_compute() {
+    let (cluster, job) = (cluster("h200", 1), Job::new(4096, 4));
+    let again = |model: &str, parts: &str| candidate(model, &cluster, &job, &format!("tp=1,etp=1,recompute={parts}")).time.recompute;
+    let (t, h, rows) = (4096.0, 4096.0, 6144.0);
+    let product = 2.0 * t * h * rows / (989.4e12 * RATES.gemm * h / (h + 128.0));
+    let prepared = 2.0 * t * rows * 2.0 / (4.8e12 * RATES.memory);
+    near(again("Qwen3-8B", "qkv"), 4.0 * 36.0 * (product + prepared), 1e-9);
+    assert_eq!(again("Qwen3-8B", "moe"), 0.0, "a dense model has none");
+    for model in ["Qwen3-8B", "Qwen3-30B-A3B"] {
+        let all = ["norm", "norm+act", "selective", "norm+act+moe+qkv+mlp", "full"].map(|parts| again(model, parts));
+        assert!(all.windows(2).all(|w| w[0] <= w[1]) && all[0] > 0.0, "{model}: {all:?}");
+    }
+}
+
+/// One rank alone is timed without what it would tell the others; on one device that is the whole step.
+#[test]
+fn a_rank_alone_has_no_communication() {
+    let job = Job::new(4096, 16);
+    let both = |gpus: usize, text: &str| {
+        let (network, cluster) = (network("Qwen3-8B"), cluster("h200", gpus));
+        let l = LayoutRequest::parse(text, "").unwrap().complete(gpus, false);
+        let list = stages(&network, &l).unwrap();
+        (alone(&network, &cluster, &job, &l, &list[l.pp - 1]), candidate("Qwen3-8B", &cluster, &job, text).time)
+    };
+    let (rank, step) = both(1, "tp=1");
+    near(rank, step.total, 1e-12);
+    let (rank, step) = both(8, "tp=4,pp=2");
+    near(rank, step.compute.iter().sum::<f64>() + step.recompute + step.optimizer, 1e-12);
+    assert!(step.slowest == 1 && step.total > rank);
+}
+
 /// A pipeline played out: a stage starts a pass when its input is there and it is free, backward passes first once warm.
 fn played(pp: usize, m: usize, forward: &[f64], backward: &[f64]) -> f64 {
     let (mut done_f, mut done_b) = (vec![vec![f64::NAN; m]; pp], vec![vec![f64::NAN; m]; pp]);
