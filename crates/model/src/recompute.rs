@@ -22,7 +22,7 @@ pub struct Parts {
     pub norm: bool,
     /// SwiGLU's output; q, k, v after norm and rotation. One pass over memory each.
     pub act: bool,
-    /// The experts: gathered rows and their two products (the router's decision is kept).
+    /// The experts: gathered rows and their first product (the router's decision is kept).
     pub moe: bool,
     /// The first product of the dense feed-forward, and its activation.
     pub mlp: bool,

@@ -51,43 +51,53 @@ impl Pass<'_> {
         whole
     }
 
-    /// The weighted sums of the experts' outputs, for every token.
+    /// Activation and output of the experts, and the weighted sums of the latter for every token.
     pub(super) fn sums_of_rows(&self, live: &mut Live) -> Tensor {
-        let name = "output of the feed-forward";
+        let (name, rows) = ("output of the feed-forward", self.layer.rows.rows);
+        let act = live.hold(self.row("gate times up of rows", rows, self.d.expert));
+        let out = live.hold(self.row("outputs of the experts", rows, self.d.hidden));
         let sums = live.hold(self.plain(name, self.arrived(), self.d.hidden));
         let own = self.from_ranks(sums, name, live, |_| ());
-        self.joined(own, live)
+        let joined = self.joined(own, live);
+        live.free_all([act, out]);
+        joined
     }
 
-    /// Rows, gate and up, their product, and what the experts made of them, as far as wanted.
-    pub(super) fn experts_again(&self, [rows, gate_up, act, out]: [bool; 4], live: &mut Live) {
+    /// Rows, and gate and up, as far as wanted.
+    pub(super) fn experts_again(&self, rows: bool, gate_up: bool, live: &mut Live) {
         let l = &self.layer;
         if rows {
-            let arrived = self.to_ranks(self.d.hidden, self.d.a, live);
-            live.hold(l.rows);
-            live.free(arrived);
+            self.gathered_rows(l.rows, live);
         }
-        live.hold_all([l.row_gate_up.only_if(gate_up), l.row_act.only_if(act), l.home.only_if(out)]);
+        live.hold(l.row_gate_up.only_if(gate_up));
+    }
+
+    /// Rows of tokens that come from the ranks.
+    fn gathered_rows(&self, rows: Tensor, live: &mut Live) -> Tensor {
+        let arrived = self.to_ranks(self.d.hidden, self.d.a, live);
+        let rows = live.hold(rows);
+        live.free(arrived);
+        rows
     }
 
     /// Gradients of the experts, those of their weights computed while rows travel, and of a shared expert.
     pub(super) fn temper_experts_grad(&self, live: &mut Live) -> (Work, Tensor) {
         let (l, d) = (&self.layer, self.d);
         let rows = |name, width| Tensor { name, width, ..l.rows };
-        let dy = self.to_ranks(d.hidden, d.a, live);
-        let dout = live.hold(rows("gradient of the experts' outputs", d.hidden));
-        let dweights = live.hold(Tensor { each: STAT, ..self.plain("gradient of the router's weights", self.arrived(), d.experts.1) });
-        live.free_all([dy, l.home]);
-        let dweights = self.from_ranks(dweights, "gradient of the router's weights", live, |_| ());
+        let dout = self.gathered_rows(rows("gradient of the experts' outputs", d.hidden), live);
         let dact = live.hold(rows("gradient of gate times up of rows", d.expert));
         let dgate_up = live.hold(rows("gradient of gate and up of rows", 2.0 * d.expert));
+        let act = live.hold(rows("gate times up of rows, weighted", d.expert));
+        let name = "gradient of the router's weights";
+        let dweights = live.hold(Tensor { each: STAT, ..self.plain(name, self.arrived(), d.experts.1) });
+        let dweights = self.from_ranks(dweights, name, live, |_| ());
         live.free_all([dact, l.row_gate_up]);
         let drows = live.hold(rows("gradient of the experts' rows", d.hidden));
-        let dx = live.hold(self.plain("gradient of the feed-forward's input", self.arrived(), d.hidden));
+        let name = "gradient of the feed-forward's input";
+        let dx = live.hold(self.plain(name, self.arrived(), d.hidden));
         live.free(drows);
         let dlogits = live.hold(Tensor { each: STAT, ..self.plain("gradient of the router's logits", d.own, d.experts.0) });
-        let dx =
-            self.from_ranks(dx, "gradient of the feed-forward's input", live, |live| live.free_all([dout, l.row_act, dgate_up, l.rows]));
+        let dx = self.from_ranks(dx, name, live, |live| live.free_all([dout, act, dgate_up, l.rows]));
         let dh = self.joined(dx, live);
         let shared = live.hold(self.plain("gradients of the shared expert", d.tokens, 3.0 * d.shared_expert));
         live.free_all([shared, l.gate_up, l.act, l.fed, l.probs, l.choices, l.order, dweights, dlogits]);

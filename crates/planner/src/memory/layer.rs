@@ -79,10 +79,8 @@ impl Layer {
         let dense = if experts { d.shared_expert } else { d.dense };
         let arrived = d.routed * skew;
         let (order, weights) = order(d, skew, account);
-        let home = match account {
-            Account::Temper => row("outputs of the experts", arrived, h),
-            Account::Megatron => row("rows that came home", d.sent, h),
-        };
+        // temper computes activation and output of the experts again from their first product, or does without.
+        let megatron = experts && account == Account::Megatron;
         Layer {
             input: tensor("input of the layer", d.shared, h, a),
             norm1: tensor("1/rms of the first norm", d.shared, 1.0, STAT),
@@ -105,8 +103,8 @@ impl Layer {
             order: tensor("order of the rows", order + weights, 1.0, STAT).only_if(experts),
             rows: row("rows of the experts", arrived, h).only_if(experts),
             row_gate_up: row("gate and up of rows", arrived, 2.0 * d.expert).only_if(experts),
-            row_act: row("gate times up of rows", arrived, d.expert).only_if(experts),
-            home: home.only_if(experts),
+            row_act: row("gate times up of rows", arrived, d.expert).only_if(megatron),
+            home: row("rows that came home", d.sent, h).only_if(megatron),
             account,
         }
     }

@@ -124,7 +124,7 @@ impl Pass<'_> {
     /// Rows, gate and up, their product, and what the experts made of them, as far as `wanted`.
     fn rows_again(&self, wanted: [bool; 4], live: &mut Live) {
         match self.account {
-            Account::Temper => self.experts_again(wanted, live),
+            Account::Temper => self.experts_again(wanted[0], wanted[1], live),
             Account::Megatron => self.megatron_again(wanted, live),
         }
     }

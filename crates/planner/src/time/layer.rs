@@ -247,7 +247,6 @@ impl Setting<'_> {
         let (gathered, activated, combined) = (2.0 * d.routed * d.hidden, 3.0 * d.routed * d.expert, 2.0 * d.sent * d.hidden);
         self.elementwise(t, 0.0, (gathered + activated + combined) * d.a);
         let moved = stream(&self.cluster.device, gathered * d.a);
-        t.again.row_act = stream(&self.cluster.device, activated * d.a);
         match self.account {
             Account::Temper => {
                 // A token's row goes once to each rank that works on it and comes back as a sum; backward, the gradients of the experts'
@@ -255,13 +254,14 @@ impl Setting<'_> {
                 let there = all_to_all(self.cluster, self.layout.experts_group(self.cluster), d.here * d.hidden * d.a);
                 t.feed_forward.talk(Axis::Ep, 2.0 * there);
                 t.backward.talk(Axis::Ep, there + (there - (first + second)).max(0.0));
-                t.again.moe = first + second + moved + there;
+                t.again.moe = first + moved + there;
             }
             Account::Megatron => {
                 let (ep, etp) = (self.layout.group(Axis::Ep, self.cluster), self.layout.group(Axis::Etp, self.cluster));
                 let there = all_to_all(self.cluster, ep, d.sent * d.hidden * d.a);
                 let gather = ring(self.cluster, etp, d.routed * d.hidden * d.a);
                 t.again.moe = first + second + moved + 2.0 * (there + gather);
+                t.again.row_act = stream(&self.cluster.device, activated * d.a);
                 // There and back, forward and backward.
                 for pass in [&mut t.feed_forward, &mut t.backward] {
                     pass.talk(Axis::Ep, 2.0 * there);
