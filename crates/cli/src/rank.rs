@@ -59,6 +59,11 @@ impl Rank {
         self.me.size == 1
     }
 
+    /// Its number among them.
+    pub fn rank(&self) -> usize {
+        self.me.rank
+    }
+
     /// Ranks of the job.
     pub fn ranks(&self) -> usize {
         self.me.size

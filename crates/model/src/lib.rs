@@ -43,7 +43,7 @@ pub use cx::{Act, Cx};
 pub use declare::{Names, Place, declare};
 pub use embed::Embedding;
 pub use error::{Error, Result};
-pub use head::{CHUNK_ROWS, Head};
+pub use head::{CHUNK_ROWS, Head, chunk_rows, largest_chunk};
 pub use model::{Kept, Model, Objective, Outputs, Portion, finish_aux, loss_sum, read_floats};
 pub use ranks::{Operand, Ranks};
 pub use recompute::{Parts, Recompute};

@@ -5,9 +5,9 @@ use crate::step::{Settings, Trainer};
 use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
 use temper_checkpoint::{WeightsFolder, resolve_model};
-use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
+use temper_config::{Arch, AuxLoss, Config, InitFrom, Resolved};
 use temper_data::{ChatTemplate, Dataset, MicroBatch, StepBatch, Tokenizer};
-use temper_model::{Grads, Model, Parts, Portion, Ranks, Recompute, RopeTables, Weights};
+use temper_model::{Grads, Model, Portion, Ranks, Recompute, RopeTables, Weights, chunk_rows};
 use temper_parallel::{AdamWConfig, Buckets, Optimizer};
 use temper_tensor::{AttentionSizes, Balance, DType, Ops, Purpose};
 
@@ -94,19 +94,12 @@ pub fn trainer(
     Ok((trainer, notices))
 }
 
-/// Rows of logits that exist at once: each chunk reads and writes the gradient of the whole output matrix, so a GPU takes as many
-/// as fit 1.25 GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
-fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
-    let fit = (5usize << 28) / (arch.vocab * precision.weights.size()).max(1);
-    if ops.on_device() { (fit / 256 * 256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
-}
-
 /// What a rank holds of the network of an architecture, as the configuration wants it.
 pub(crate) fn network(config: &Config, arch: &Arch, portion: &Portion, precision: Precision, ops: &dyn Ops) -> Result<Model> {
     let mut model = Model::part(arch, portion)?;
     if let Some(head) = &mut model.head {
         head.chunk_rows = match config.memory.loss_chunk {
-            0 => loss_chunk(arch, precision, ops),
+            0 => chunk_rows(arch.vocab, precision.weights, ops.on_device()),
             rows => rows,
         };
     }
@@ -150,18 +143,6 @@ pub fn allocate(
     Ok(Trainer { ops, ranks, model, weights, grads, optimizer, rope, settings })
 }
 
-/// The parts of a layer that selective recomputation drops.
-fn parts(chosen: &[RecomputePart]) -> Parts {
-    let has = |part| chosen.contains(&part);
-    Parts {
-        norm: has(RecomputePart::Norm),
-        act: has(RecomputePart::Act),
-        moe: has(RecomputePart::Moe),
-        mlp: has(RecomputePart::Mlp),
-        qkv: has(RecomputePart::Qkv),
-    }
-}
-
 /// What is minimised: the loss, and for models with experts the auxiliary losses.
 fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
     let train = &config.train;
@@ -178,10 +159,6 @@ fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
         (Some(moe), AuxLoss::Hf) => Some((Balance::Hf, coef(moe))),
         (Some(moe), AuxLoss::Megatron) => Some((Balance::Megatron, coef(moe))),
     };
-    let recompute = match config.memory.recompute {
-        temper_config::Recompute::None => Recompute::None,
-        temper_config::Recompute::Selective => Recompute::Selective(parts(&config.memory.recompute_parts)),
-        temper_config::Recompute::Full => Recompute::Full,
-    };
+    let recompute = Recompute::of(&config.memory);
     Ok(Settings { reduction: train.loss_reduction, balance, z_coef: train.z_loss_coef, recompute })
 }

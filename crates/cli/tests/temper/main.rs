@@ -9,6 +9,7 @@ mod data;
 mod export;
 mod generate;
 mod layout;
+mod measured;
 mod models;
 mod non_finite;
 mod plan;
