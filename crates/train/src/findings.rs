@@ -4,6 +4,7 @@ use crate::Result;
 use crate::outcome::{Done, Losses};
 use crate::share::{of_this_rank, sum_over_ranks};
 use crate::step::Trainer;
+use std::sync::atomic::Ordering;
 use temper_data::MicroBatch;
 use temper_model::{Objective, loss_sum, read_floats};
 use temper_parallel::{Micro, Pipeline, Stage, diagnose};
@@ -23,9 +24,12 @@ impl Trainer {
                 z += read_floats(&*self.ops, &aux.z)?[0];
             }
         }
-        let [loss, balance, z, counted, has_aux] = sum_over_ranks(&*self.ops, &*mesh.world, [loss, balance, z, counted, has_aux])?;
+        let asked = f64::from(u8::from(self.stop.load(Ordering::Relaxed)));
+        let found = [loss, balance, z, counted, has_aux, asked];
+        let [loss, balance, z, counted, has_aux, asked] = sum_over_ranks(&*self.ops, &*mesh.world, found)?;
         let mean = |sum: f64, wanted: bool| (has_aux > 0.0 && wanted).then_some(sum / counted.max(1.0));
-        Ok(Losses { loss, aux_loss: mean(balance, self.settings.balance.is_some()), z_loss: mean(z, self.settings.z_coef != 0.0) })
+        let aux_loss = mean(balance, self.settings.balance.is_some());
+        Ok(Losses { loss, aux_loss, z_loss: mean(z, self.settings.z_coef != 0.0), stop: asked > 0.0 })
     }
 
     /// What in a micro-batch is first not finite, in words, whichever rank it is found on. All ranks call this, with the same; they run it
