@@ -17,7 +17,6 @@ mod context;
 mod cx;
 mod declare;
 pub mod decoder;
-pub mod diagnose;
 mod dispatch;
 mod embed;
 mod error;

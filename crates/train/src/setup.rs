@@ -4,12 +4,12 @@ use crate::precision::Precision;
 use crate::step::{Settings, Trainer};
 use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
-use temper_checkpoint::{WeightsFolder, resolve_model};
+use temper_checkpoint::{Traffic, WeightsFolder, resolve_model};
 use temper_config::{Arch, AuxLoss, Config, InitFrom, Resolved};
 use temper_data::{ChatTemplate, Dataset, MicroBatch, StepBatch, Tokenizer};
-use temper_model::{Grads, Model, Portion, Ranks, Recompute, RopeTables, Weights, chunk_rows};
+use temper_model::{Grads, Model, Portion, Ranks, Recompute, RopeTables, Weights, chunk_rows, declare};
 use temper_parallel::{AdamWConfig, Buckets, Optimizer};
-use temper_tensor::{AttentionSizes, Balance, DType, Ops, Purpose};
+use temper_tensor::{AttentionSizes, Balance, Ops, Purpose};
 
 /// A model folder and what was read from it.
 pub struct Source {
@@ -69,7 +69,20 @@ pub(crate) fn announce_attention(ops: &dyn Ops, arch: &Arch, precision: Precisio
     ops.prepare_attention(&batch.micro.iter().map(of).collect::<Vec<_>>());
 }
 
-/// Loads (or draws) the weights and allocates gradients and moments.
+/// Reads the weights of the source, of which every rank takes what it holds; or draws them. Returns what was read, and notices about the
+/// folder.
+pub fn begin(trainer: &mut Trainer, config: &Config, source: &Source) -> Result<(Option<Traffic>, Vec<String>)> {
+    if config.model.init == InitFrom::Random {
+        trainer.draw(config.train.seed)?;
+        return Ok((None, Vec::new()));
+    }
+    let folder = WeightsFolder::open(&source.model_dir)?;
+    let notices = folder.check(&declare(&source.arch))?;
+    let traffic = trainer.fill(false, &|slots| folder.read(slots))?;
+    Ok((Some(traffic), notices))
+}
+
+/// Allocates what lives from the first step to the last: weights (unspecified as yet), gradients and moments.
 pub fn trainer(
     config: &Config,
     source: &Source,
@@ -77,21 +90,9 @@ pub fn trainer(
     precision: Precision,
     longest: usize,
     ops: Arc<dyn Ops>,
-) -> Result<(Trainer, Vec<String>)> {
-    let arch = &source.arch;
-    let model = network(config, arch, portion, precision, &*ops)?;
-    let mut notices = arch.notices.clone();
-    let host = match config.model.init {
-        InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
-        InitFrom::Pretrained => {
-            let (tensors, said) = WeightsFolder::open(&source.model_dir)?.load(&model.params, DType::F32)?;
-            notices.extend(said);
-            tensors
-        }
-    };
-    let mut trainer = configured(config, model, ranks, precision, longest, ops)?;
-    trainer.set_weights(host)?;
-    Ok((trainer, notices))
+) -> Result<Trainer> {
+    let model = network(config, &source.arch, portion, precision, &*ops)?;
+    configured(config, model, ranks, precision, longest, ops)
 }
 
 /// What a rank holds of the network of an architecture, as the configuration wants it.
@@ -140,7 +141,7 @@ pub fn allocate(
     ops.account(Purpose::Optimizer);
     let optimizer = Optimizer::new(&*ops, buckets, precision.weights, precision.moments, precision.offload, adamw)?;
     ops.account(before);
-    Ok(Trainer { ops, ranks, model, weights, grads, optimizer, rope, settings })
+    Ok(Trainer { ops, ranks, model, weights, grads, optimizer, rope, settings, stop: Arc::default() })
 }
 
 /// What is minimised: the loss, and for models with experts the auxiliary losses.

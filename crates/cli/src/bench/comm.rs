@@ -1,9 +1,9 @@
 //! `temper bench comm`
 
-use super::workers;
 use crate::args::{BenchComm, Transport};
 use crate::backend::ranks_here;
 use crate::exit::BadInput;
+use crate::launch;
 use crate::out::{say, say_json, tell};
 use crate::table::Table;
 use serde::Serialize;
@@ -36,7 +36,7 @@ pub fn run(args: &BenchComm) -> anyhow::Result<()> {
         (Transport::Threads, ranks) => job.in_threads(ranks.unwrap_or(2).into()),
         (_, Some(ranks)) => {
             job.axes(ranks.into())?;
-            workers::run(ranks.into())
+            launch::on_this_host(ranks.into(), || job.as_rank())
         }
         (_, None) => job.as_rank(),
     }

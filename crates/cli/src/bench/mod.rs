@@ -3,12 +3,12 @@
 mod comm;
 mod predict;
 mod print;
-mod workers;
 
 use self::predict::Subject;
 use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject, Cli};
 use crate::backend::{self, Backend};
 use crate::exit::BadInput;
+use crate::launch;
 use crate::layout::place;
 use crate::out::{say, say_json};
 use crate::shortage::beside_plan;
@@ -17,7 +17,7 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use temper_cluster::Rendezvous;
+use temper_cluster::{Rendezvous, SUPERVISOR};
 use temper_comm::{Axes, Tcp, World, tcp};
 use temper_config::{Arch, Config};
 use temper_planner::LayoutRequest;
@@ -45,9 +45,15 @@ fn step(args: &BenchStep, cli: &Cli, started: Instant) -> anyhow::Result<()> {
         return measure(args, open(&args.subject, args.accumulate, part, cli, started)?);
     };
     let layout = layout(text, "--layout")?;
-    let Some(me) = Rendezvous::from_env().map_err(|e| BadInput(e.to_string()))? else { return workers::run(layout.axes.world()) };
-    let ranks = Among { layout, me, name: text.clone() };
-    measure(args, open(&args.subject, args.accumulate, Part::Among(ranks), cli, started)?)
+    let (found, world) = (Rendezvous::from_env().map_err(|e| BadInput(e.to_string()))?, layout.axes.world());
+    let among = |me| {
+        let ranks = Among { layout, me, name: text.clone() };
+        measure(args, open(&args.subject, args.accumulate, Part::Among(ranks), cli, started)?)
+    };
+    match found {
+        Some(me) if std::env::var_os(SUPERVISOR).is_none() => among(me),
+        found => launch::on_this_host(world, || found.map_or(Ok(()), among)),
+    }
 }
 
 /// Measures as this process is asked to; of several ranks the first prints.

@@ -8,6 +8,8 @@ mod damage;
 mod data;
 mod export;
 mod generate;
+mod job;
+mod killing;
 mod layout;
 mod measured;
 mod models;

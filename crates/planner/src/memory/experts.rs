@@ -14,7 +14,7 @@ impl Pass<'_> {
     }
 
     /// `x[t, width]` at the ranks that work on it: what arrives here; nothing where every expert is here.
-    fn to_ranks(&self, width: f64, each: f64, live: &mut Live) -> Tensor {
+    fn spread(&self, width: f64, each: f64, live: &mut Live) -> Tensor {
         let rows = |name, rows| Tensor { each, ..self.row(name, rows, width) }.only_if(self.apart());
         let sent = live.hold(rows("rows sent to the ranks", self.d.here));
         let arrived = live.hold(rows("tokens that arrived", self.arrived()));
@@ -23,7 +23,7 @@ impl Pass<'_> {
     }
 
     /// Sums of rows `x[n, width]` on their way back: `[t, width]`. `meanwhile` is done while they travel.
-    fn from_ranks(&self, x: Tensor, name: &'static str, live: &mut Live, meanwhile: impl FnOnce(&mut Live)) -> Tensor {
+    fn collect(&self, x: Tensor, name: &'static str, live: &mut Live, meanwhile: impl FnOnce(&mut Live)) -> Tensor {
         if !self.apart() {
             meanwhile(live);
             return x;
@@ -57,7 +57,7 @@ impl Pass<'_> {
         let act = live.hold(self.row("gate times up of rows", rows, self.d.expert));
         let out = live.hold(self.row("outputs of the experts", rows, self.d.hidden));
         let sums = live.hold(self.plain(name, self.arrived(), self.d.hidden));
-        let own = self.from_ranks(sums, name, live, |_| ());
+        let own = self.collect(sums, name, live, |_| ());
         let joined = self.joined(own, live);
         live.free_all([act, out]);
         joined
@@ -74,7 +74,7 @@ impl Pass<'_> {
 
     /// Rows of tokens that come from the ranks.
     fn gathered_rows(&self, rows: Tensor, live: &mut Live) -> Tensor {
-        let arrived = self.to_ranks(self.d.hidden, self.d.a, live);
+        let arrived = self.spread(self.d.hidden, self.d.a, live);
         let rows = live.hold(rows);
         live.free(arrived);
         rows
@@ -90,14 +90,14 @@ impl Pass<'_> {
         let act = live.hold(rows("gate times up of rows, weighted", d.expert));
         let name = "gradient of the router's weights";
         let dweights = live.hold(Tensor { each: STAT, ..self.plain(name, self.arrived(), d.experts.1) });
-        let dweights = self.from_ranks(dweights, name, live, |_| ());
+        let dweights = self.collect(dweights, name, live, |_| ());
         live.free_all([dact, l.row_gate_up]);
         let drows = live.hold(rows("gradient of the experts' rows", d.hidden));
         let name = "gradient of the feed-forward's input";
         let dx = live.hold(self.plain(name, self.arrived(), d.hidden));
         live.free(drows);
         let dlogits = live.hold(Tensor { each: STAT, ..self.plain("gradient of the router's logits", d.own, d.experts.0) });
-        let dx = self.from_ranks(dx, name, live, |live| live.free_all([dout, act, dgate_up, l.rows]));
+        let dx = self.collect(dx, name, live, |live| live.free_all([dout, act, dgate_up, l.rows]));
         let dh = self.joined(dx, live);
         let shared = live.hold(self.plain("gradients of the shared expert", d.tokens, 3.0 * d.shared_expert));
         live.free_all([shared, l.gate_up, l.act, l.fed, l.probs, l.choices, l.order, dweights, dlogits]);

@@ -31,7 +31,7 @@ impl Keep {
             (Keep::Input, _) | (_, Recompute::None) | (Keep::Always, Recompute::Selective(_)) => true,
             (Keep::Without(drop), Recompute::Selective(chosen)) => {
                 let both = [(drop.norm, chosen.norm), (drop.act, chosen.act), (drop.moe, chosen.moe), (drop.mlp, chosen.mlp)];
-                !both.iter().any(|(a, b)| *a && *b) && !(drop.qkv && chosen.qkv)
+                !(both.iter().any(|(a, b)| *a && *b) || drop.qkv && chosen.qkv)
             }
             _ => false,
         }

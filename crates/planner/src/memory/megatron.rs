@@ -13,18 +13,18 @@ impl Pass<'_> {
         let l = &self.layer;
         if rows {
             let sent = live.hold(self.row("rows sent", self.d.sent, self.d.hidden));
-            self.to_experts(sent, l.rows, live);
+            self.at_experts(sent, l.rows, live);
         }
         live.hold(l.row_gate_up.only_if(gate_up));
         live.hold(l.row_act.only_if(act));
         if home {
             let out = live.hold(self.row("outputs of the experts", l.rows.rows, self.d.hidden));
-            self.to_tokens(out, l.home, live);
+            self.at_tokens(out, l.home, live);
         }
     }
 
     /// From rows of this rank's tokens to `sorted` rows of its experts.
-    fn to_experts(&self, rows: Tensor, sorted: Tensor, live: &mut Live) {
+    fn at_experts(&self, rows: Tensor, sorted: Tensor, live: &mut Live) {
         if self.d.group <= 1.0 {
             live.free(rows);
             live.hold(sorted);
@@ -50,7 +50,7 @@ impl Pass<'_> {
     }
 
     /// From rows of this rank's experts to those of its tokens, `home`.
-    fn to_tokens(&self, sorted: Tensor, home: Tensor, live: &mut Live) {
+    fn at_tokens(&self, sorted: Tensor, home: Tensor, live: &mut Live) {
         if self.d.group <= 1.0 {
             live.free(sorted);
             live.hold(home);
@@ -74,12 +74,12 @@ impl Pass<'_> {
         let dhome = live.hold(self.row("gradient of the rows that came home", d.sent, d.hidden));
         let dweights = live.hold(Tensor { each: STAT, ..self.plain("gradient of the router's weights", d.own, d.experts.1) });
         let dout = rows("gradient of the experts' outputs", d.hidden);
-        self.to_experts(dhome, dout, live);
+        self.at_experts(dhome, dout, live);
         let dact = live.hold(rows("gradient of gate times up of rows", d.expert));
         let dgate_up = live.hold(rows("gradient of gate and up of rows", 2.0 * d.expert));
         let drows = live.hold(rows("gradient of the experts' rows", d.hidden));
         let home = self.row("gradient of the rows sent", d.sent, d.hidden);
-        self.to_tokens(drows, home, live);
+        self.at_tokens(drows, home, live);
         let shared = live.hold(self.plain("gradients of the shared expert", d.tokens, 3.0 * d.shared_expert));
         let dx = live.hold(self.plain("gradient of the feed-forward's input", d.own, d.hidden));
         let dlogits = live.hold(Tensor { each: STAT, ..self.plain("gradient of the router's logits", d.own, d.experts.0) });
