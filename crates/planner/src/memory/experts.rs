@@ -23,7 +23,7 @@ impl Pass<'_> {
     }
 
     /// Sums of rows `x[n, width]` on their way back: `[t, width]`. `meanwhile` is done while they travel.
-    fn from_ranks(&self, x: Tensor, name: &'static str, live: &mut Live, meanwhile: impl FnOnce(&mut Live)) -> Tensor {
+    fn summed_by_ranks(&self, x: Tensor, name: &'static str, live: &mut Live, meanwhile: impl FnOnce(&mut Live)) -> Tensor {
         if !self.apart() {
             meanwhile(live);
             return x;
@@ -57,7 +57,7 @@ impl Pass<'_> {
         let act = live.hold(self.row("gate times up of rows", rows, self.d.expert));
         let out = live.hold(self.row("outputs of the experts", rows, self.d.hidden));
         let sums = live.hold(self.plain(name, self.arrived(), self.d.hidden));
-        let own = self.from_ranks(sums, name, live, |_| ());
+        let own = self.summed_by_ranks(sums, name, live, |_| ());
         let joined = self.joined(own, live);
         live.free_all([act, out]);
         joined
@@ -90,14 +90,14 @@ impl Pass<'_> {
         let act = live.hold(rows("gate times up of rows, weighted", d.expert));
         let name = "gradient of the router's weights";
         let dweights = live.hold(Tensor { each: STAT, ..self.plain(name, self.arrived(), d.experts.1) });
-        let dweights = self.from_ranks(dweights, name, live, |_| ());
+        let dweights = self.summed_by_ranks(dweights, name, live, |_| ());
         live.free_all([dact, l.row_gate_up]);
         let drows = live.hold(rows("gradient of the experts' rows", d.hidden));
         let name = "gradient of the feed-forward's input";
         let dx = live.hold(self.plain(name, self.arrived(), d.hidden));
         live.free(drows);
         let dlogits = live.hold(Tensor { each: STAT, ..self.plain("gradient of the router's logits", d.own, d.experts.0) });
-        let dx = self.from_ranks(dx, name, live, |live| live.free_all([dout, act, dgate_up, l.rows]));
+        let dx = self.summed_by_ranks(dx, name, live, |live| live.free_all([dout, act, dgate_up, l.rows]));
         let dh = self.joined(dx, live);
         let shared = live.hold(self.plain("gradients of the shared expert", d.tokens, 3.0 * d.shared_expert));
         live.free_all([shared, l.gate_up, l.act, l.fed, l.probs, l.choices, l.order, dweights, dlogits]);

@@ -30,8 +30,9 @@ impl Keep {
         match (self, recompute) {
             (Keep::Input, _) | (_, Recompute::None) | (Keep::Always, Recompute::Selective(_)) => true,
             (Keep::Without(drop), Recompute::Selective(chosen)) => {
-                let both = [(drop.norm, chosen.norm), (drop.act, chosen.act), (drop.moe, chosen.moe), (drop.mlp, chosen.mlp)];
-                !both.iter().any(|(a, b)| *a && *b) && !(drop.qkv && chosen.qkv)
+                let Parts { norm, act, moe, mlp, qkv } = drop;
+                let both = [norm && chosen.norm, act && chosen.act, moe && chosen.moe, mlp && chosen.mlp, qkv && chosen.qkv];
+                !both.contains(&true)
             }
             _ => false,
         }
