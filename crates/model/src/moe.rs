@@ -94,7 +94,7 @@ impl Moe {
         let act = self.activate(cx, &gate_up)?;
         let out = self.product(cx, &act, self.down, self.hidden, &dispatch)?;
         let y = self.combine(cx, &out, Some(dispatch.weights(&routing)), &dispatch)?;
-        let y = dispatch.from_ranks(cx, y, || Ok(()))?;
+        let y = dispatch.back_from_ranks(cx, y, || Ok(()))?;
         Ok((cx.join_shares(y)?, Saved { x: Some(Arc::new(x)), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up) }))
     }
 
@@ -153,7 +153,7 @@ impl Moe {
         let dx = self.combine(cx, &drows, None, &dispatch)?;
         drop(drows);
         let dlogits = self.router_backward(cx, &routing, &dweights, aux)?;
-        let mut dx = dispatch.from_ranks(cx, dx, || {
+        let mut dx = dispatch.back_from_ranks(cx, dx, || {
             let mut expert_grad = |weight, dy: Tensor, x: Tensor| -> Result<()> {
                 let (dw, beta) = grads.sum_into(weight)?;
                 Ok(cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dy.view(), x.view(), offsets)?)
@@ -184,7 +184,7 @@ impl Moe {
         let mut dweights = cx.alloc_stat(weights.shape())?;
         let outs = (dgate_up.view_mut(), act.view_mut(), dweights.view_mut());
         cx.ops.moe_act_grad(outs.0, outs.1, outs.2, dact.view(), gate_up.view(), weights, dispatch.place.view())?;
-        Ok((dgate_up, act, dispatch.from_ranks(cx, dweights, || Ok(()))?))
+        Ok((dgate_up, act, dispatch.back_from_ranks(cx, dweights, || Ok(()))?))
     }
 
     /// The router's decision for `x[t, H]`; its logits are never rounded below the stat dtype.
