@@ -39,7 +39,7 @@ fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
         Command::Data(args) => data::run(args),
         Command::Checkpoint(args) => checkpoint::run(args),
         Command::Generate(args) => generate::run(args, backend()?),
-        Command::Verify(args) => verify::run(args, backend()?),
+        Command::Verify(args) => verify::run(args, cli),
         Command::Bench(args) => bench::run(args, &|deterministic, local_rank| backend::open(cli, deterministic, local_rank), started),
         Command::Plan(args) => plan::run(args),
     }

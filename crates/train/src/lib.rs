@@ -1,6 +1,6 @@
 //! Training loops.
 //!
-//! Owns: the SFT loop, losses, the learning rate, the events a run reports, and the comparison with golden values.
+//! Owns: the SFT loop, losses, the learning rate, the events a run reports, and the comparison with golden values and of layouts with one rank.
 //!
 //! Must not know: the command line, HTTP.
 
@@ -9,7 +9,6 @@ pub mod device;
 mod error;
 pub mod events;
 mod findings;
-mod golden;
 mod guard;
 mod host;
 pub mod layout;
@@ -22,7 +21,6 @@ mod run_dir;
 pub mod setup;
 pub mod sft;
 mod share;
-mod slack;
 mod state;
 pub mod step;
 mod together;

@@ -37,3 +37,15 @@ pub(crate) fn sum_over_ranks<const N: usize>(ops: &dyn Ops, world: &dyn Comm, nu
     let back = ops.to_host(there.view())?;
     Ok(std::array::from_fn(|i| back.as_slice::<f64>().and_then(|s| s.get(i)).copied().unwrap_or(f64::NAN)))
 }
+
+/// Of each number the largest that a rank has, on all ranks.
+pub(crate) fn largest_over_ranks(ops: &dyn Ops, world: &dyn Comm, numbers: &mut [f64]) -> Result<()> {
+    if world.size() == 1 || numbers.is_empty() {
+        return Ok(());
+    }
+    let mut there = ops.from_host(View::host(numbers, &[numbers.len()]))?;
+    world.all_reduce(there.view_mut(), Reduce::Max).map_err(temper_model::Error::Comm)?.wait().map_err(temper_model::Error::Comm)?;
+    let back = ops.to_host(there.view())?;
+    numbers.copy_from_slice(back.as_slice().unwrap_or(&vec![f64::NAN; numbers.len()]));
+    Ok(())
+}

@@ -16,3 +16,4 @@ mod resume;
 mod safetensors;
 mod support;
 mod training;
+mod verify;
