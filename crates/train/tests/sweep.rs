@@ -19,7 +19,7 @@ use temper_train::layout::Layout;
 
 const MOST_RANKS: usize = 16;
 /// Cases of a normal run.
-const SAMPLE: usize = 48;
+const SAMPLE: usize = 32;
 
 /// What is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,8 +146,10 @@ fn cases() -> Vec<Case> {
 impl Case {
     fn key(&self) -> Key {
         let Axes { dp, pp, .. } = self.layout.axes;
-        // Fewer than stages or replicas, or enough that every stage of each replica works on several, one replica on one fewer.
-        let count = if self.options.many { (dp * pp.max(2) - dp / 2).min(24) } else { 3 };
+        // Fewer than stages or replicas, or enough that the stages of each replica work on several, up to 16 (of which cases share one
+        // rank's answers).
+        let wanted = if self.options.many { dp * pp.max(2) - dp / 2 } else { 0 };
+        let count = [3, 5, 8, 16].into_iter().find(|n| *n >= wanted).unwrap_or(16);
         let Options { packed, balance, per_micro_batch, .. } = self.options;
         (self.network, self.layers, packed, balance, per_micro_batch, count)
     }
