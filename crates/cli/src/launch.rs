@@ -1,7 +1,9 @@
 //! Who does what of a job: `temper sft` as the only rank, as one of many, or as their supervisor; and `temper launch`.
 
-use crate::args::{self, Sft};
+use crate::args::{self, Cli, Sft};
+use crate::backend::gpus;
 use crate::exit::{BadInput, Told};
+use crate::layout;
 use crate::rank::{self, Rank};
 use std::{
     io::{self, IsTerminal},
@@ -26,21 +28,27 @@ enum Role {
     Supervisor { here: usize, world: Option<usize>, node: Option<Rendezvous> },
 }
 
-/// `temper sft`, whatever this process is in it. `work` trains as one rank; `gpus` are those of this host.
-pub fn sft(args: &Sft, gpus: usize, work: impl Fn(&Rank) -> anyhow::Result<()>) -> anyhow::Result<()> {
+/// `temper sft`, whatever this process is in it. `work` trains as one rank.
+pub fn sft(args: &Sft, cli: &Cli, work: impl Fn(&Rank) -> anyhow::Result<()>) -> anyhow::Result<()> {
     if std::env::var_os(SUPERVISOR).is_some() {
         return rank::supervised(work);
     }
-    let config = Config::load(&args.config, &args.sets)?.config;
+    let mut resolved = Config::load(&args.config, &args.sets)?;
     let found = Rendezvous::from_env().map_err(temper_cluster::Error::from)?;
     let launched = std::env::var_os(LAUNCHED).is_some();
-    match role(args, &config.parallel, found, launched, gpus)? {
+    match role(args, &resolved.config.parallel, found, launched, gpus(cli))? {
         Role::Only => work(&Rank::only()),
         Role::Rank(me) => {
             let rank = Rank::unsupervised(me);
             work(&rank).inspect_err(|e| rank.give_up(e))
         }
-        Role::Supervisor { here, world, node } => supervise(args, &config, here, world, node, launched),
+        Role::Supervisor { here, world, node } => {
+            // The ranks do the same; here it is told once, and before any of them begins.
+            if let Some(world) = world {
+                layout::settle(&mut resolved, world, &layout::place(cli, here)?)?;
+            }
+            supervise(args, &resolved.config, here, world, node, launched)
+        }
     }
 }
 

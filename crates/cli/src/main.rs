@@ -10,6 +10,7 @@ mod data;
 mod exit;
 mod generate;
 mod launch;
+mod layout;
 mod out;
 mod plan;
 mod rank;
@@ -32,8 +33,8 @@ fn main() -> ExitCode {
 fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
     let backend = || anyhow::Ok(backend::open(cli, false, 0)?.ops);
     match &cli.command {
-        Command::Sft(args) => launch::sft(args, backend::gpus(cli), |rank| {
-            sft::run(args, rank, &|deterministic| backend::open(cli, deterministic, rank.local_rank()), started)
+        Command::Sft(args) => launch::sft(args, cli, |rank| {
+            sft::run(args, cli, rank, &|deterministic| backend::open(cli, deterministic, rank.local_rank()), started)
         }),
         Command::Launch(args) => launch::launch(args),
         Command::Data(args) => data::run(args),

@@ -59,6 +59,11 @@ impl Rank {
         self.me.size == 1
     }
 
+    /// Ranks of the job.
+    pub fn ranks(&self) -> usize {
+        self.me.size
+    }
+
     /// Its GPU among those of the host.
     pub fn local_rank(&self) -> usize {
         self.me.local_rank

@@ -1,9 +1,10 @@
 //! `temper sft`
 
-use crate::args::Sft;
-use crate::backend::Backend;
+use crate::args::{Cli, Sft};
+use crate::backend::{Backend, ranks_here};
 use crate::exit::BadInput;
 use crate::generate::{answer, chat_prompt};
+use crate::layout;
 use crate::out::{say, tell};
 use crate::rank::Rank;
 use crate::trace::{self, StepTrace};
@@ -28,9 +29,11 @@ const REPLY_TOKENS: usize = 128;
 pub type Open<'a> = &'a dyn Fn(bool) -> anyhow::Result<Backend>;
 
 /// Trains as one rank, then shows what came of it.
-pub fn run(args: &Sft, rank: &Rank, open: Open, started: Instant) -> anyhow::Result<()> {
+pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> anyhow::Result<()> {
     rank.doing("opening the device");
-    let resolved = Config::load(&args.config, &args.sets)?;
+    let mut resolved = Config::load(&args.config, &args.sets)?;
+    let here = ranks_here().unwrap_or_else(|| rank.ranks());
+    layout::settle(&mut resolved, rank.ranks(), &layout::place(cli, here)?)?;
     let begin = if rank.resumes() { Begin::Latest } else { begin(args)? };
     let backend = open(resolved.config.train.deterministic)?;
     let mut ops = backend.ops.clone();

@@ -144,6 +144,9 @@ section! {
 section! {
     /// How the work is spread over ranks (processes, one per GPU), as in Megatron: tp x cp x dp x pp ranks in all, experts folded into them.
     "parallel" Parallel {
+        /// Let the planner choose the axes that are not given: the layout that it expects to be the fastest of those that fit.
+        /// `parallel = "auto"` is the same with none given.
+        auto: bool = flag(false);
         /// Tensor parallel size: neighbours that share every matrix.
         tp: usize = count(1, 1..=RANKS);
         /// Tensor ranks also divide the tokens between the matrices (sequence parallelism).

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 /// Largest configuration file that is read.
 const MAX_BYTES: u64 = 4 << 20;
 
+/// Beginning of the reason of a value that the command line gives.
+const SET: &str = "--set ";
+
 /// A configuration with the story of its values.
 #[derive(Clone, Debug)]
 pub struct Resolved {
@@ -24,6 +27,17 @@ pub struct Resolved {
 }
 
 impl Resolved {
+    /// Whether the file or the command line gives the key, e.g. `optim.lr`.
+    pub fn gives(&self, key: &str) -> bool {
+        self.reasons.iter().all(|(known, why)| known != key || why.starts_with(SET))
+    }
+
+    /// Records why the value of a key, which the caller has changed, is what it is.
+    pub fn explain(&mut self, key: &str, why: impl Into<String>) {
+        self.reasons.retain(|(known, _)| known != key);
+        self.reasons.push((key.to_string(), why.into()));
+    }
+
     /// The content of `config.resolved.json`: the file, every value, and the reason for each value that it does not give.
     pub fn to_json(&self) -> serde_json::Value {
         let reasons: serde_json::Map<_, _> = self.reasons.iter().map(|(key, why)| (key.clone(), why.clone().into())).collect();
@@ -75,7 +89,7 @@ impl Config {
         for key in keys {
             let path = key.path();
             match tree.get(key.section, key.name).map(|node| &node.place) {
-                Some(Place::Set(argument)) => reasons.push((path, format!("--set {argument}"))),
+                Some(Place::Set(argument)) => reasons.push((path, format!("{SET}{argument}"))),
                 None if !reasons.iter().any(|(known, _)| *known == path) => reasons.push((path, "default".to_string())),
                 _ => {}
             }

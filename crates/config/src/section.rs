@@ -133,11 +133,12 @@ impl Reader<'_> {
     }
 
     fn not_a_table(&self, section: &str, node: &Node) -> Error {
+        let or = if section == "parallel" { ", or parallel = \"auto\"" } else { "" };
         Error::Key {
             origin: self.tree.origin(&node.place),
             key: section.to_string(),
             found: node.value.describe(),
-            remedy: format!("It is a section: write [{section}] with its keys below."),
+            remedy: format!("It is a section: write [{section}] with its keys below{or}."),
         }
     }
 }

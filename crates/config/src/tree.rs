@@ -73,8 +73,9 @@ impl Tree {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = Lines::new(text);
         let parsed = DeTable::parse(text).map_err(|e| lines.syntax(&file, e.span(), e.message()))?;
-        let root = table(parsed.get_ref(), &|offset| Place::Line(lines.of(offset)))
+        let mut root = table(parsed.get_ref(), &|offset| Place::Line(lines.of(offset)))
             .map_err(|(offset, message)| lines.syntax(&file, Some(offset..offset), &message))?;
+        write_out_auto(&mut root);
         Ok(Self { file, root })
     }
 
@@ -104,6 +105,7 @@ impl Tree {
             };
         }
         table.insert(last.to_string(), Node { value, place });
+        write_out_auto(&mut self.root);
         Ok(())
     }
 
@@ -128,6 +130,15 @@ impl Tree {
             Place::Line(line) => format!("{}:{line}", self.file),
             Place::Set(argument) => format!("--set {}", shorten(argument)),
         }
+    }
+}
+
+/// `parallel = "auto"` is short for a section with `auto = true`.
+fn write_out_auto(root: &mut Table) {
+    let Some(node) = root.get_mut("parallel") else { return };
+    if matches!(&node.value, Value::Text(text) if text == "auto") {
+        let auto = Node { value: Value::Bool(true), place: node.place.clone() };
+        node.value = Value::Table(Table::from([("auto".to_string(), auto)]));
     }
 }
 

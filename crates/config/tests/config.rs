@@ -77,6 +77,24 @@ fn the_smallest_file_takes_the_documented_defaults() {
 }
 
 #[test]
+fn the_layout_may_be_left_to_the_planner() {
+    let setup = Setup::new();
+    let of = |text: &str, sets: &[&str]| {
+        let text = format!("{text}\n[model]\npath = 'm'\n[data]\ntrain = 'a.jsonl'\n");
+        let resolved = setup.load(&text, sets).unwrap();
+        let given = ["auto", "tp", "ep"].map(|key| resolved.gives(&format!("parallel.{key}")));
+        (resolved.config.parallel.auto, resolved.config.parallel.tp, given)
+    };
+    assert_eq!(of("", &[]), (false, 1, [false, false, false]));
+    assert_eq!(of("parallel = 'auto'", &[]), (true, 1, [true, false, false]));
+    assert_eq!(of("parallel = 'auto'", &["parallel.tp=2"]), (true, 2, [true, true, false]));
+    assert_eq!(of("parallel.auto = true\nparallel.ep = 1", &[]), (true, 1, [true, false, true]));
+    assert_eq!(of("parallel.tp = 4", &["parallel=auto"]), (true, 1, [true, false, false]), "the command line goes before the file");
+    let error = setup.load("parallel = 'fast'\n[model]\npath = 'm'\n[data]\ntrain = 'a.jsonl'\n", &[]).unwrap_err().to_string();
+    assert!(error.contains("run.toml:1") && error.contains("found \"fast\"") && error.contains("parallel = \"auto\""), "{error}");
+}
+
+#[test]
 fn every_kind_of_value_is_read() {
     let setup = Setup::new();
     let text = "

@@ -1,17 +1,23 @@
-// Moving rows between tokens and experts. Legend as in ops.rs: T tokens, K experts a token, S = T*K.
+// Moving rows between tokens and experts. Legend as in ops.rs: T tokens, K experts a token,
+// R rows of the experts that are here, N ranks.
 #include "common.cuh"
 #define COLS(c) for (int c = threadIdx.x * V; c < H; c += blockDim.x * V)
 struct alignas(V * sizeof(T)) Access { T x[V]; };
 
-// place[source[s]] = s.
-KERNEL moe_places(int* place, const int* source, int rows) {
-  const int s = blockIdx.x * blockDim.x + threadIdx.x;
-  if (s < rows) place[source[s]] = s;
+// Thread (t, r): ranks[t, r] = r where an expert of t lies on rank r, else N; rows[r] counts the routed rows.
+KERNEL moe_ranks(int* ranks, int* rows, const int* experts, int T_, int K, int N, int per_rank, int slices) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= T_ * N) return;
+  const int t = i / N, r = i % N;
+  int here = 0;
+  for (int k = 0; k < K; k++) here += experts[t * K + k] / per_rank == r / slices;
+  ranks[i] = here ? r : N;
+  if (here) atomicAdd(&rows[r], here);
 }
-// out[place[t, k]] = x[t] for each k, rows of `row` accesses. Going by tokens reads x once; by the rows of `out`, x would be pushed
+// out[place[t, k]] = x[t] for each k whose place lies below R, rows of `row` accesses. Going by tokens reads x once; by the rows of `out`, x would be pushed
 // out of the cache by what is written, and read K times. A thread holds up to HELD accesses of x, and lane k of each warp place[t, k].
 #define HELD 2
-KERNEL moe_gather(Access* __restrict__ out, const Access* __restrict__ x, const int* __restrict__ place, int K, int row) {
+KERNEL moe_gather(Access* __restrict__ out, const Access* __restrict__ x, const int* __restrict__ place, int K, int row, int R) {
   const i64 t = blockIdx.x;
   for (int base = threadIdx.x; base - threadIdx.x < row; base += HELD * blockDim.x) {  // whole warps go round equally often
     Access r[HELD];
@@ -20,36 +26,44 @@ KERNEL moe_gather(Access* __restrict__ out, const Access* __restrict__ x, const 
     for (int first = 0; first < K; first += 32) {
       const int lane = first + threadIdx.x % 32, mine = lane < K ? place[t * K + lane] : 0;
       for (int k = 0; k < min(32, K - first); k++) {
-        Access* to = out + (i64)__shfl_sync(~0u, mine, k) * row;
+        const int at = __shfl_sync(~0u, mine, k);
+        if (at >= R) continue;  // the whole warp
+        Access* to = out + (i64)at * row;
 #pragma unroll
         for (int u = 0; u < HELD; u++) if (base + u * blockDim.x < row) to[base + u * blockDim.x] = r[u];
       }
     }
   }
 }
-// out[t] = sum_k weights[t, k] * y[place[t, k]]; weights null: 1.
-KERNEL moe_combine(T* out, const T* y, const float* weights, const int* place, int K, int H) {
+// out[t] = sum_k weights[t, k] * y[place[t, k]] over places below R; weights null: 1.
+KERNEL moe_combine(T* out, const T* y, const float* weights, const int* place, int K, int H, int R) {
   const i64 t = blockIdx.x;
   COLS(c) {
     float acc[V];
 #pragma unroll
     for (int j = 0; j < V; j++) acc[j] = 0;
     for (int k = 0; k < K; k++) {
+      const int at = place[t * K + k];
+      if (at >= R) continue;
       const float w = weights ? weights[t * K + k] : 1.f;
       float r[V];
-      load(y + (i64)place[t * K + k] * H + c, r);
+      load(y + (i64)at * H + c, r);
 #pragma unroll
       for (int j = 0; j < V; j++) acc[j] += w * r[j];
     }
     store(out + t * H + c, acc);
   }
 }
-// dy[place[t, k]] = weights[t, k] * dout[t], dweights[t, k] = <y[place[t, k]], dout[t]>. One block a token.
-KERNEL moe_combine_grad(T* dy, float* dweights, const T* dout, const T* y, const float* weights, const int* place, int K, int H) {
+// dy[place[t, k]] = weights[t, k] * dout[t], dweights[t, k] = <y[place[t, k]], dout[t]>; 0 where the place is R or more. One block a token.
+KERNEL moe_combine_grad(T* dy, float* dweights, const T* dout, const T* y, const float* weights, const int* place, int K, int H, int R) {
   __shared__ float buffer[32];
   const i64 t = blockIdx.x;
   for (int k = 0; k < K; k++) {
     const i64 p = place[t * K + k];
+    if (p >= R) {
+      if (threadIdx.x == 0) dweights[t * K + k] = 0;
+      continue;  // the whole block
+    }
     const float w = weights[t * K + k];
     float s = 0;
     COLS(c) {

@@ -58,6 +58,26 @@ pub fn count() -> usize {
     if found { usize::try_from(count).unwrap_or(0) } else { 0 }
 }
 
+/// Name and bytes of memory of GPU number `ordinal`, without opening it.
+pub fn card(ordinal: usize) -> Option<(String, u64)> {
+    let driver = Driver::load().ok()?;
+    let (mut device, mut memory, mut name) = (0, 0, [0u8; 256]);
+    // SAFETY: plain queries with valid pointers, which take no memory on a device.
+    let found = unsafe {
+        (driver.cuInit)(0) == 0
+            && (driver.cuDeviceGet)(&mut device, i32::try_from(ordinal).ok()?) == 0
+            && (driver.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as i32, device) == 0
+            && (driver.cuDeviceTotalMem_v2)(&mut memory, device) == 0
+    };
+    found.then(|| (text(&name), memory as u64))
+}
+
+/// Text that ends with a zero.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
 impl Device {
     /// Opens GPU number `ordinal` of the visible ones.
     pub fn open(driver: Driver, ordinal: usize) -> Result<Device> {
@@ -86,9 +106,8 @@ impl Device {
             const NON_BLOCKING: u32 = 1;
             driver.check((driver.cuStreamCreate)(&mut stream, NON_BLOCKING), "cuStreamCreate")?;
         }
-        let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
         let mut d = Device {
-            name: String::from_utf8_lossy(&name[..end]).into_owned(),
+            name: text(&name),
             capability: (0, 0),
             multiprocessors: 0,
             memory,

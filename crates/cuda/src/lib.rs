@@ -23,6 +23,6 @@ pub mod sdpa;
 pub mod sys;
 
 pub use cuda::{Cuda, Options};
-pub use device::{count, present};
+pub use device::{card, count, present};
 pub use error::{Error, Result};
 pub use ops::AdamWTypes;

@@ -49,12 +49,8 @@ pub struct Work {
     norm1: norm::Work,
     attention: attention::Work,
     norm2: norm::Work,
-    feed_forward: FeedForwardWork,
-}
-
-enum FeedForwardWork {
-    Dense(mlp::Work),
-    Experts(Box<moe::Work>),
+    /// Experts have added theirs.
+    mlp: Option<mlp::Work>,
 }
 
 impl Saved {
@@ -134,32 +130,28 @@ impl DecoderLayer {
         Ok(Saved { norm1, attention, norm2, feed_forward })
     }
 
-    /// `dx[T, H]` from `dy[T, H]`. Experts also take the gradient of the auxiliary losses.
-    pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act, aux: &AuxGrad) -> Result<(Act, Work)> {
-        let (dh, feed_forward) = match (&self.feed_forward, saved.feed_forward) {
+    /// `dx[T, H]` from `dy[T, H]`. Experts also take the gradient of the auxiliary losses, and add the gradients of their weights at
+    /// once, while rows are on their way between ranks.
+    pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act, aux: &AuxGrad, grads: &mut Grads) -> Result<(Act, Work)> {
+        let (dh, mlp) = match (&self.feed_forward, saved.feed_forward) {
             (FeedForward::Dense(mlp), SavedFeedForward::Dense(s)) => {
                 let (dh, work) = mlp.backward_input(cx, s, dy)?;
-                (dh, FeedForwardWork::Dense(work))
+                (dh, Some(work))
             }
-            (FeedForward::Experts(moe), SavedFeedForward::Experts(s)) => {
-                let (dh, work) = moe.backward_input(cx, *s, dy, aux)?;
-                (dh, FeedForwardWork::Experts(Box::new(work)))
-            }
+            (FeedForward::Experts(moe), SavedFeedForward::Experts(s)) => (moe.backward(cx, *s, dy, aux, grads)?, None),
             _ => return Err(mismatch()),
         };
         let (dx1, norm2) = self.norm2.backward_input(cx, saved.norm2, dh, Some(dy.view()))?;
         let dx1 = Arc::new(dx1);
         let (dh, attention) = self.attention.backward_input(cx, saved.attention, &dx1)?;
         let (dx, norm1) = self.norm1.backward_input(cx, saved.norm1, dh, Some(dx1.view()))?;
-        Ok((Arc::new(dx), Work { norm1, attention, norm2, feed_forward }))
+        Ok((Arc::new(dx), Work { norm1, attention, norm2, mlp }))
     }
 
-    /// Adds the gradients of all weights of this layer.
+    /// Adds the gradients of all weights of this layer but those of experts.
     pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
-        match (&self.feed_forward, work.feed_forward) {
-            (FeedForward::Dense(mlp), FeedForwardWork::Dense(w)) => mlp.backward_weight(cx, w, grads)?,
-            (FeedForward::Experts(moe), FeedForwardWork::Experts(w)) => moe.backward_weight(cx, *w, grads)?,
-            _ => return Err(mismatch()),
+        if let (FeedForward::Dense(mlp), Some(work)) = (&self.feed_forward, work.mlp) {
+            mlp.backward_weight(cx, work, grads)?;
         }
         self.norm2.backward_weight(cx, work.norm2, grads)?;
         self.attention.backward_weight(cx, work.attention, grads)?;

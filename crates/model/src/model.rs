@@ -231,7 +231,7 @@ impl Model {
                 Kept::Saved(saved) => layer.complete(cx, *saved)?,
                 Kept::Input(x) => layer.forward(cx, &x)?.1,
             };
-            let (d, work) = layer.backward_input(cx, saved, &dx, aux)?;
+            let (d, work) = layer.backward_input(cx, saved, &dx, aux, grads)?;
             layer.backward_weight(cx, work, grads)?;
             done(Block::Layer(self.numbers[i]), grads)?;
             dx = d;

@@ -1,10 +1,11 @@
 //! The feed-forward of a mixture of experts: a router sends each token to K of E experts, each a SwiGLU.
 //!
-//! Experts may be divided over ranks: see `dispatch`. Then every rank routes its share of the tokens and works on the rows that all
+//! Experts may be divided over ranks: see `dispatch`. Then every rank routes its share of the tokens and works on the tokens that all
 //! ranks sent to its experts.
 //!
-//! Legend: T tokens of this rank, t its share of them, H hidden size, E experts, K experts per token, S = t*K routed rows, R rows of this
-//! rank's experts (S when they are not divided), I intermediate size of an expert (this rank's part).
+//! Legend: T tokens of this rank, t its share of them, n tokens that its experts work on (t when they are not divided), H hidden size,
+//! E experts, K experts per token, R rows of this rank's experts (t*K when they are not divided), I intermediate size of an expert (this
+//! rank's part).
 
 use crate::aux::AuxGrad;
 use crate::dispatch::Dispatch;
@@ -49,9 +50,13 @@ pub struct Saved {
     /// How the router decided.
     pub routing: Routing,
     dispatch: Dispatch,
+    /// [R, H].
     rows: Option<Tensor>,
+    /// [R, 2I].
     gate_up: Option<Tensor>,
+    /// [R, I].
     act: Option<Tensor>,
+    /// [R, H].
     out: Option<Tensor>,
 }
 
@@ -68,17 +73,6 @@ impl Saved {
             self.act = None;
         }
     }
-}
-
-/// What the weight gradients need.
-pub struct Work {
-    x: Act,
-    dlogits: Tensor,
-    dispatch: Dispatch,
-    rows: Tensor,
-    dgate_up: Tensor,
-    act: Tensor,
-    dout: Tensor,
 }
 
 impl Moe {
@@ -101,33 +95,36 @@ impl Moe {
     /// `y[T, H]` from `x[T, H]`.
     pub fn forward(&self, cx: &Cx, x: Tensor) -> Result<(Tensor, Saved)> {
         let routing = self.route(cx, cx.own_share(x.view()))?;
-        let dispatch = Dispatch::new(cx, routing.experts.view(), self.experts)?;
+        let dispatch = Dispatch::new(cx, &routing, self.experts)?;
         let rows = self.gather(cx, &x, &dispatch)?;
         let gate_up = self.product(cx, &rows, self.gate_up, 2 * self.size, &dispatch)?;
         let act = self.activate(cx, &gate_up)?;
-        let out = self.outputs(cx, &act, &dispatch)?;
-        let mut y = cx.alloc(&[routing.weights.shape()[0], self.hidden])?;
-        cx.ops.moe_combine(y.view_mut(), out.view(), Some(routing.weights.view()), dispatch.order.place.view())?;
+        let out = self.product(cx, &act, self.down, self.hidden, &dispatch)?;
+        let y = self.combine(cx, &out, Some(dispatch.weights(&routing)), &dispatch)?;
+        let y = dispatch.from_ranks(cx, y, || Ok(()))?;
         let (rows, gate_up, act, out) = (Some(rows), Some(gate_up), Some(act), Some(out));
         Ok((cx.join_shares(y)?, Saved { x: Some(Arc::new(x)), routing, dispatch, rows, gate_up, act, out }))
     }
 
     /// The rows of this rank's experts, [R, H].
     fn gather(&self, cx: &Cx, x: &Tensor, dispatch: &Dispatch) -> Result<Tensor> {
-        let mut rows = cx.alloc(&[dispatch.order.source.numel(), self.hidden])?;
-        cx.ops.moe_gather(rows.view_mut(), cx.own_share(x.view()), dispatch.order.source.view())?;
-        dispatch.to_experts(cx, rows)
+        let tokens = dispatch.to_ranks(cx, cx.own_share(x.view()))?;
+        let mut rows = cx.alloc(&[dispatch.rows, self.hidden])?;
+        cx.ops.moe_gather(rows.view_mut(), tokens.view(), dispatch.place.view())?;
+        Ok(rows)
     }
 
-    /// What the experts made of the rows of this rank's tokens, [S, H].
-    fn outputs(&self, cx: &Cx, act: &Tensor, dispatch: &Dispatch) -> Result<Tensor> {
-        dispatch.to_tokens(cx, self.product(cx, act, self.down, self.hidden, dispatch)?)
+    /// The sums of each token's rows among `rows[R, H]`, [n, H].
+    fn combine(&self, cx: &Cx, rows: &Tensor, weights: Option<View>, dispatch: &Dispatch) -> Result<Tensor> {
+        let mut sums = cx.alloc(&[dispatch.place.shape()[0], self.hidden])?;
+        cx.ops.moe_combine(sums.view_mut(), rows.view(), weights, dispatch.place.view())?;
+        Ok(sums)
     }
 
     /// The product of every expert's rows with its matrix, [R, outputs].
     fn product(&self, cx: &Cx, rows: &Tensor, weight: ParamId, outputs: usize, dispatch: &Dispatch) -> Result<Tensor> {
         let mut y = cx.alloc(&[rows.shape()[0], outputs])?;
-        cx.ops.grouped_gemm(GroupedGemm::Forward, y.view_mut(), rows.view(), cx.weights.get(weight)?, dispatch.offsets())?;
+        cx.ops.grouped_gemm(GroupedGemm::Forward, y.view_mut(), rows.view(), cx.weights.get(weight)?, dispatch.offsets.view())?;
         Ok(y)
     }
 
@@ -145,46 +142,51 @@ impl Moe {
         let rows = rows.map_or_else(|| self.gather(cx, &x, &dispatch), Ok)?;
         let gate_up = gate_up.map_or_else(|| self.product(cx, &rows, self.gate_up, 2 * self.size, &dispatch), Ok)?;
         let act = act.map_or_else(|| self.activate(cx, &gate_up), Ok)?;
-        let out = out.map_or_else(|| self.outputs(cx, &act, &dispatch), Ok)?;
+        let out = out.map_or_else(|| self.product(cx, &act, self.down, self.hidden, &dispatch), Ok)?;
         Ok(Saved { x: Some(x), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) })
     }
 
-    /// `dx[T, H]` from `dy[T, H]` and from the auxiliary losses.
-    pub fn backward_input(&self, cx: &Cx, saved: Saved, dy: &Act, aux: &AuxGrad) -> Result<(Tensor, Work)> {
+    /// `dx[T, H]` from `dy[T, H]` and from the auxiliary losses; adds the gradients of the router and of every expert, which are
+    /// computed while the rows of `dx` are on their way between ranks.
+    pub fn backward(&self, cx: &Cx, saved: Saved, dy: &Act, aux: &AuxGrad, grads: &mut Grads) -> Result<Tensor> {
         let Saved { x: Some(x), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) } = saved
         else {
             return Err(Error::Incomplete);
         };
-        let (w_gate_up, w_down) = (cx.weights.get(self.gate_up)?, cx.weights.get(self.down)?);
-        let mut dout = cx.alloc(out.shape())?;
-        let mut dweights = cx.alloc_stat(routing.weights.shape())?;
-        let (weights, source, place) = (routing.weights.view(), dispatch.order.source.view(), dispatch.order.place.view());
-        let dy = cx.own_share(dy.view());
-        cx.ops.moe_combine_grad(dout.view_mut(), dweights.view_mut(), dy, out.view(), weights, source, place)?;
-        let dout = dispatch.to_experts(cx, dout)?;
+        let (w_gate_up, w_down, offsets) = (cx.weights.get(self.gate_up)?, cx.weights.get(self.down)?, dispatch.offsets.view());
+        let (dout, dweights) = self.combine_grad(cx, &routing, &dispatch, out, dy)?;
         let mut dact = cx.alloc(act.shape())?;
-        cx.ops.grouped_gemm(GroupedGemm::InputGrad, dact.view_mut(), dout.view(), w_down, dispatch.offsets())?;
+        cx.ops.grouped_gemm(GroupedGemm::InputGrad, dact.view_mut(), dout.view(), w_down, offsets)?;
         let mut dgate_up = cx.alloc(gate_up.shape())?;
         cx.ops.swiglu_grad(dgate_up.view_mut(), dact.view(), gate_up.view())?;
+        drop((dact, gate_up));
         let mut drows = cx.alloc(rows.shape())?;
-        cx.ops.grouped_gemm(GroupedGemm::InputGrad, drows.view_mut(), dgate_up.view(), w_gate_up, dispatch.offsets())?;
-        let drows = dispatch.to_tokens(cx, drows)?;
-        let mut dx = cx.alloc(dy.shape())?;
-        cx.ops.moe_combine(dx.view_mut(), drows.view(), None, place)?;
+        cx.ops.grouped_gemm(GroupedGemm::InputGrad, drows.view_mut(), dgate_up.view(), w_gate_up, offsets)?;
+        let dx = self.combine(cx, &drows, None, &dispatch)?;
+        drop(drows);
         let dlogits = self.router_backward(cx, &routing, &dweights, aux)?;
+        let mut dx = dispatch.from_ranks(cx, dx, || {
+            let mut expert_grad = |weight, dy: Tensor, x: Tensor| -> Result<()> {
+                let (dw, beta) = grads.sum_into(weight)?;
+                Ok(cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dy.view(), x.view(), offsets)?)
+            };
+            expert_grad(self.down, dout, act)?;
+            expert_grad(self.gate_up, dgate_up, rows)?;
+            let (dw, beta) = grads.sum_into(self.router)?;
+            Ok(cx.ops.gemm(dw, dlogits.view(), Trans::Yes, cx.own_share(x.view()), Trans::No, beta)?)
+        })?;
         self.add_router_input_grad(cx, &mut dx, &dlogits)?;
-        Ok((cx.join_shares(dx)?, Work { x, dlogits, dispatch, rows, dgate_up, act, dout }))
+        cx.join_shares(dx)
     }
 
-    /// Adds the gradients of the router and of every expert.
-    pub fn backward_weight(&self, cx: &Cx, work: Work, grads: &mut Grads) -> Result<()> {
-        let Work { x, dlogits, dispatch, rows, dgate_up, act, dout } = work;
-        let (dw, beta) = grads.sum_into(self.down)?;
-        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dout.view(), act.view(), dispatch.offsets())?;
-        let (dw, beta) = grads.sum_into(self.gate_up)?;
-        cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dgate_up.view(), rows.view(), dispatch.offsets())?;
-        let (dw, beta) = grads.sum_into(self.router)?;
-        Ok(cx.ops.gemm(dw, dlogits.view(), Trans::Yes, cx.own_share(x.view()), Trans::No, beta)?)
+    /// The gradients of what the experts made, `dout[R, H]`, and of their weights, `dweights[t, K]`, from `dy[T, H]`.
+    fn combine_grad(&self, cx: &Cx, routing: &Routing, dispatch: &Dispatch, out: Tensor, dy: &Act) -> Result<(Tensor, Tensor)> {
+        let dy = dispatch.to_ranks(cx, cx.own_share(dy.view()))?;
+        let weights = dispatch.weights(routing);
+        let mut dout = cx.alloc(out.shape())?;
+        let mut dweights = cx.alloc_stat(weights.shape())?;
+        cx.ops.moe_combine_grad(dout.view_mut(), dweights.view_mut(), dy.view(), out.view(), weights, dispatch.place.view())?;
+        Ok((dout, dispatch.from_ranks(cx, dweights, || Ok(()))?))
     }
 
     /// The router's decision for `x[t, H]`; its logits are never rounded below the stat dtype.

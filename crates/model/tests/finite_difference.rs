@@ -161,9 +161,7 @@ fn check_moe(what: &str, normalise: bool, top_k: usize, settings: &AuxSettings) 
     let gradient = |cx: &Cx, x: &Act, grads: &mut Grads| {
         let (_, saved) = layer.forward(cx, own(cx, x)).unwrap();
         let (_, aux_grad) = aux_of(cx, &arch, &layer, &saved, settings);
-        let (dx, work) = layer.backward_input(cx, saved, &dot_grad(cx, &shape), &aux_grad).unwrap();
-        layer.backward_weight(cx, work, grads).unwrap();
-        Some(Arc::new(dx))
+        Some(Arc::new(layer.backward(cx, saved, &dot_grad(cx, &shape), &aux_grad, grads).unwrap()))
     };
     check(what, &mut s, &batch, &normal(8 * arch.hidden, 4), &shape, &loss, &gradient);
 }

@@ -326,16 +326,22 @@ pub trait Ops: Send + Sync {
         logits: View,
         extra: RouterGrad,
     ) -> Result<()>;
-    /// Sorts the S = T*K routed rows by expert, stable in token order: `offsets[E+1]`, `source[S]` (= t*K+k of each sorted row)
-    /// and `place[T, K]` (its inverse: where (t, k) went). All I32, overwritten.
-    fn moe_sort(&self, offsets: ViewMut, source: ViewMut, place: ViewMut, experts: View) -> Result<()>;
-    /// `out[S, H] = x[source[s] / K, :]`, overwritten; K = S / T.
-    fn moe_gather(&self, out: ViewMut, x: View, source: View) -> Result<()>;
-    /// `out[T, H] = sum_k weights[t, k] * y[place[t, k], :]`, overwritten; without weights, weights are 1.
+    /// Where each of the T*K routed rows lies once those of experts `first..first + E` are sorted by expert, stable in token order:
+    /// `place[T, K]`, with `offsets[E+1]` the borders between these experts. Rows of other experts come behind them all, in token
+    /// order. All I32, overwritten.
+    fn moe_sort(&self, offsets: ViewMut, place: ViewMut, experts: View, first: usize) -> Result<()>;
+    /// `ranks[T, N]` and `rows[N]`, both I32, overwritten, where rank r of N holds the `per_rank` experts from `r / slices * per_rank`:
+    /// `ranks[t, r]` is r where rank r holds one of the experts of t, else N; `rows[r]` counts the routed rows of its experts.
+    fn moe_ranks(&self, ranks: ViewMut, rows: ViewMut, experts: View, per_rank: usize, slices: usize) -> Result<()>;
+    /// `out[place[t, k], :] = x[t, :]`, out[R, H]; places at or past R are nowhere, and each row of `out` is the place of one (t, k).
+    /// Also for I32.
+    fn moe_gather(&self, out: ViewMut, x: View, place: View) -> Result<()>;
+    /// `out[T, H] = sum_k weights[t, k] * y[place[t, k], :]` of y[R, H], overwritten; without weights, weights are 1. Places at or
+    /// past R are nowhere and add nothing.
     fn moe_combine(&self, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()>;
-    /// `dy[S, H] = weights[source[s]] * dout[source[s] / K, :]` and `dweights[T, K] = <y[place[t, k]], dout[t]>`, overwritten.
-    fn moe_combine_grad(&self, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, source: View, place: View)
-    -> Result<()>;
+    /// The gradients of [`Ops::moe_combine`]: `dy[place[t, k], :] = weights[t, k] * dout[t, :]` and
+    /// `dweights[T, K] = <y[place[t, k]], dout[t]>`, 0 for places that are nowhere, overwritten.
+    fn moe_combine_grad(&self, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()>;
 
     // ---- loss ----
 

@@ -31,14 +31,13 @@ impl Precision {
     /// # Errors
     /// Names the key whose type the backend does not have.
     pub fn choose(resolved: &mut Resolved, ops: &dyn Ops) -> Result<Precision> {
-        let wanted = &mut resolved.config.precision;
+        let wanted = resolved.config.precision.clone();
         let weights = match wanted.dtype {
             Some(float) => dtype_of(float),
             None => {
                 let preferred = ops.dtypes()[0];
-                wanted.dtype = Some(if preferred == DType::BF16 { FloatType::Bfloat16 } else { FloatType::Float32 });
-                resolved.reasons.retain(|(key, _)| key != "precision.dtype");
-                resolved.reasons.push(("precision.dtype".into(), format!("what {} is made for", ops.name())));
+                resolved.config.precision.dtype = Some(if preferred == DType::BF16 { FloatType::Bfloat16 } else { FloatType::Float32 });
+                resolved.explain("precision.dtype", format!("what {} is made for", ops.name()));
                 preferred
             }
         };

@@ -8,6 +8,7 @@ mod damage;
 mod data;
 mod export;
 mod generate;
+mod layout;
 mod models;
 mod non_finite;
 mod plan;

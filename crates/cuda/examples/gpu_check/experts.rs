@@ -78,28 +78,44 @@ pub fn router(t: usize, e: usize, k: usize) -> Vec<Case> {
     all
 }
 
-/// Sorting, gathering and combining.
+/// Sorting, gathering and combining, with all experts here and with half of them elsewhere.
 pub fn routing(t: usize, e: usize, k: usize, h: usize) -> Vec<Case> {
-    let s = |op: &str| format!("{op} {t} tokens {k} of {e} x{h}");
+    [0..e, e / 4..e / 4 + e.div_ceil(2)]
+        .into_iter()
+        .filter(|here| here.len() < 256 || here.start == 0)
+        .flat_map(|here| part(t, e, k, h, here))
+        .collect()
+}
+
+fn part(t: usize, e: usize, k: usize, h: usize, here: std::ops::Range<usize>) -> Vec<Case> {
+    let s = |op: &str| format!("{op} {t} tokens {k} of {e} x{h}, {} here", here.len());
     let experts = choice(t, e, k, true);
-    let rows = t * k;
     // The permutation, as the contract states it.
-    let mut source: Vec<i32> = (0..rows as i32).collect();
-    source.sort_by_key(|r| experts[*r as usize]);
-    let mut place = vec![0i32; rows];
+    let mut source: Vec<i32> = (0..(t * k) as i32).collect();
+    let class = |r: i32| if here.contains(&(experts[r as usize] as usize)) { experts[r as usize] } else { i32::MAX };
+    source.sort_by_key(|r| class(*r));
+    let rows = source.iter().filter(|r| class(**r) < i32::MAX).count();
+    let mut place = vec![0i32; t * k];
     source.iter().enumerate().for_each(|(i, r)| place[*r as usize] = i as i32);
+    let (first, count) = (here.start, here.len());
     vec![
-        Case::new(s("moe_sort"), |ops, i, o| {
-            let [f, s, p] = take(o)?;
-            ops.moe_sort(f.view_mut(), s.view_mut(), p.view_mut(), i[0].view())
+        Case::new(s("moe_sort"), move |ops, i, o| {
+            let [f, p] = take(o)?;
+            ops.moe_sort(f.view_mut(), p.view_mut(), i[0].view(), first)
+        })
+        .ints(&[t, k], experts.clone())
+        .out(Int, &[count + 1])
+        .out(Int, &[t, k]),
+        Case::new(s("moe_ranks"), move |ops, i, o| {
+            let [r, n] = take(o)?;
+            ops.moe_ranks(r.view_mut(), n.view_mut(), i[0].view(), e.div_ceil(4), 2)
         })
         .ints(&[t, k], experts)
-        .out(Int, &[e + 1])
-        .out(Int, &[rows])
-        .out(Int, &[t, k]),
+        .out(Int, &[t, e.div_ceil(e.div_ceil(4)) * 2])
+        .out(Int, &[e.div_ceil(e.div_ceil(4)) * 2]),
         Case::new(s("moe_gather"), |ops, i, o| ops.moe_gather(o[0].view_mut(), i[0].view(), i[1].view()))
             .act(&[t, h], 1.0)
-            .ints(&[rows], source.clone())
+            .ints(&[t, k], place.clone())
             .out(Act, &[rows, h]),
         Case::new(s("moe_combine"), |ops, i, o| ops.moe_combine(o[0].view_mut(), i[0].view(), Some(i[1].view()), i[2].view()))
             .act(&[rows, h], 1.0)
@@ -112,12 +128,11 @@ pub fn routing(t: usize, e: usize, k: usize, h: usize) -> Vec<Case> {
             .out(Act, &[t, h]),
         Case::new(s("moe_combine_grad"), |ops, i, o| {
             let [d, w] = take(o)?;
-            ops.moe_combine_grad(d.view_mut(), w.view_mut(), i[0].view(), i[1].view(), i[2].view(), i[3].view(), i[4].view())
+            ops.moe_combine_grad(d.view_mut(), w.view_mut(), i[0].view(), i[1].view(), i[2].view(), i[3].view())
         })
         .act(&[t, h], 1.0)
         .act(&[rows, h], 1.0)
         .stat(&[t, k], 1.0)
-        .ints(&[rows], source)
         .ints(&[t, k], place)
         .out(Act, &[rows, h])
         .out(Stat, &[t, k]),

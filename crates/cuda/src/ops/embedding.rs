@@ -43,10 +43,10 @@ pub fn embedding_grad(c: &Cuda, dtable: ViewMut, dy: View, ids: View) -> Result<
     let lists = c.scratch(4 * t * 4)?;
     let at = |i: usize| lists.address() + (i * t * 4) as u64;
     // Three stable passes of eight bits: ids below 2^24.
-    let outs = Scattered { inverse: 0, offsets: None };
-    sort_pass(c, ids, 0, t, 0, (at(0), at(1)), outs)?;
-    sort_pass(c, at(0), at(1), t, 8, (at(2), at(3)), outs)?;
-    sort_pass(c, at(2), at(3), t, 16, (at(0), at(1)), outs)?;
+    let pass = |from, shift, keys, values| sort_pass(c, from, t, By::Bits(shift), Sorted { keys, values, ..Sorted::default() });
+    pass((ids, 0), 0, at(0), at(1))?;
+    pass((at(0), at(1)), 8, at(2), at(3))?;
+    pass((at(2), at(3)), 16, at(0), at(1))?;
     let (keys, order) = (at(0), at(1));
     let blocks = t.div_ceil(CHUNK);
     let partial = c.scratch(2 * blocks * h * 4)?;
@@ -60,26 +60,41 @@ pub fn embedding_grad(c: &Cuda, dtable: ViewMut, dy: View, ids: View) -> Result<
     Ok(c.kernels.launch(FILE, v, "embedding_grad_borders", grid, a)?)
 }
 
-/// Further outputs of a sorting pass.
+/// What a sorting pass goes by.
 #[derive(Clone, Copy)]
-pub struct Scattered {
-    /// Address for the place of each value, or 0.
-    pub inverse: u64,
-    /// Address for the first place of each digit, and the number of digits.
-    pub offsets: Option<(u64, usize)>,
+pub enum By {
+    /// Eight bits of the key, from this one on.
+    Bits(usize),
+    /// The key's distance from `first`; keys outside `first..first + count` come last.
+    Class { first: usize, count: usize },
 }
 
-/// One stable counting pass over `n` keys by the eight bits from `shift`; `values` 0 stands for 0, 1, 2, ...
-/// `out` = (keys, values), each 0 when not wanted.
-pub fn sort_pass(c: &Cuda, keys: u64, values: u64, n: usize, shift: usize, out: (u64, u64), more: Scattered) -> Result<()> {
+/// Addresses for the results of a sorting pass, each 0 when not wanted.
+#[derive(Clone, Copy, Default)]
+pub struct Sorted {
+    /// Sorted keys.
+    pub keys: u64,
+    /// Their values.
+    pub values: u64,
+    /// The place of each value.
+    pub places: u64,
+    /// The first place of each class, and the end of the last.
+    pub offsets: u64,
+}
+
+/// One stable counting pass over `n` keys and their values; `values` 0 stands for 0, 1, 2, ...
+pub fn sort_pass(c: &Cuda, (keys, values): (u64, u64), n: usize, by: By, out: Sorted) -> Result<()> {
     const FILE: &str = "sort.cu";
     let tiles = n.div_ceil(SORT_TILE);
     let counts = c.scratch(256 * tiles * 4)?;
     let p = counts.address();
-    let (offsets, digits) = more.offsets.unwrap_or((0, 256));
+    let (shift, first, count) = match by {
+        By::Bits(shift) => (shift, 0, 0),
+        By::Class { first, count } => (0, first, count),
+    };
     let v = Variant::PLAIN;
-    c.kernels.launch(FILE, v, "sort_count", Grid::line(tiles, 256), args![p, keys, n, shift, tiles])?;
-    c.kernels.launch(FILE, v, "sort_scan", Grid::line(1, 1024), args![p, offsets, digits, n, tiles])?;
-    let a = args![out.0, out.1, more.inverse, p, keys, values, n, shift, tiles];
+    c.kernels.launch(FILE, v, "sort_count", Grid::line(tiles, 256), args![p, keys, n, shift, first, count, tiles])?;
+    c.kernels.launch(FILE, v, "sort_scan", Grid::line(1, 1024), args![p, out.offsets, count, n, tiles])?;
+    let a = args![out.keys, out.values, out.places, p, keys, values, n, shift, first, count, tiles];
     Ok(c.kernels.launch(FILE, v, "sort_scatter", Grid::line(tiles, 256), a)?)
 }

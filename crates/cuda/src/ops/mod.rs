@@ -219,26 +219,20 @@ impl Ops for Cuda {
     ) -> Result<()> {
         router::backward(self, dlogits, dweights, probs, experts, weights, logits, extra)
     }
-    fn moe_sort(&self, offsets: ViewMut, source: ViewMut, place: ViewMut, experts: View) -> Result<()> {
-        moe::sort(self, offsets, source, place, experts)
+    fn moe_sort(&self, offsets: ViewMut, place: ViewMut, experts: View, first: usize) -> Result<()> {
+        moe::sort(self, offsets, place, experts, first)
     }
-    fn moe_gather(&self, out: ViewMut, x: View, source: View) -> Result<()> {
-        moe::gather(self, out, x, source)
+    fn moe_ranks(&self, ranks: ViewMut, rows: ViewMut, experts: View, per_rank: usize, slices: usize) -> Result<()> {
+        moe::ranks(self, ranks, rows, experts, per_rank, slices)
+    }
+    fn moe_gather(&self, out: ViewMut, x: View, place: View) -> Result<()> {
+        moe::gather(self, out, x, place)
     }
     fn moe_combine(&self, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()> {
         moe::combine(self, out, y, weights, place)
     }
-    fn moe_combine_grad(
-        &self,
-        dy: ViewMut,
-        dweights: ViewMut,
-        dout: View,
-        y: View,
-        weights: View,
-        source: View,
-        place: View,
-    ) -> Result<()> {
-        moe::combine_grad(self, dy, dweights, dout, y, weights, source, place)
+    fn moe_combine_grad(&self, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()> {
+        moe::combine_grad(self, dy, dweights, dout, y, weights, place)
     }
 
     fn cross_entropy(&self, losses: ViewMut, logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()> {

@@ -266,27 +266,23 @@ impl Ops for Cpu {
         typed!("router_grad", "probs", probs.dtype(), T =>
             router::router_grad::<T>(self, dlogits, dweights, probs, experts, weights, logits, extra))
     }
-    fn moe_sort(&self, offsets: ViewMut, source: ViewMut, place: ViewMut, experts: View) -> Result<()> {
-        moe::moe_sort(offsets, source, place, experts)
+    fn moe_sort(&self, offsets: ViewMut, place: ViewMut, experts: View, first: usize) -> Result<()> {
+        moe::moe_sort(offsets, place, experts, first)
     }
-    fn moe_gather(&self, out: ViewMut, x: View, source: View) -> Result<()> {
-        typed!("moe_gather", "x", x.dtype(), T => moe::moe_gather::<T>(self, out, x, source))
+    fn moe_ranks(&self, ranks: ViewMut, rows: ViewMut, experts: View, per_rank: usize, slices: usize) -> Result<()> {
+        moe::moe_ranks(ranks, rows, experts, per_rank, slices)
+    }
+    fn moe_gather(&self, out: ViewMut, x: View, place: View) -> Result<()> {
+        if x.dtype() == DType::I32 {
+            return moe::moe_gather::<i32>(self, out, x, place);
+        }
+        typed!("moe_gather", "x", x.dtype(), T => moe::moe_gather::<T>(self, out, x, place))
     }
     fn moe_combine(&self, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()> {
         typed!("moe_combine", "y", y.dtype(), T => moe::moe_combine::<T>(self, out, y, weights, place))
     }
-    fn moe_combine_grad(
-        &self,
-        dy: ViewMut,
-        dweights: ViewMut,
-        dout: View,
-        y: View,
-        weights: View,
-        source: View,
-        place: View,
-    ) -> Result<()> {
-        typed!("moe_combine_grad", "y", y.dtype(), T =>
-            moe::moe_combine_grad::<T>(self, dy, dweights, dout, y, weights, source, place))
+    fn moe_combine_grad(&self, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()> {
+        typed!("moe_combine_grad", "y", y.dtype(), T => moe::moe_combine_grad::<T>(self, dy, dweights, dout, y, weights, place))
     }
 
     fn cross_entropy(&self, losses: ViewMut, logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()> {

@@ -34,7 +34,7 @@ struct State {
 
 impl Default for State {
     fn default() -> State {
-        let usage = MemoryUse { capacity: physical(), ..MemoryUse::default() };
+        let usage = MemoryUse { capacity: physical_memory(), ..MemoryUse::default() };
         State { free: HashMap::new(), usage, purpose: Purpose::Activations, most_used: 0 }
     }
 }
@@ -51,7 +51,7 @@ impl State {
 }
 
 /// Bytes of memory of this machine; 0 where the system does not tell.
-fn physical() -> usize {
+pub fn physical_memory() -> usize {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = text.lines().find_map(|l| l.strip_prefix("MemTotal:")).and_then(|l| l.split_whitespace().next()?.parse::<usize>().ok());
     kib.unwrap_or(0) * 1024

@@ -233,31 +233,26 @@ impl Ops for Traced {
         let call = call("router_grad", probs).read(dweights).read(probs).read(experts).read(weights).write(&dlogits);
         self.run(call, |o| o.router_grad(dlogits.reborrow(), dweights, probs, experts, weights, logits, extra))
     }
-    fn moe_sort(&self, mut offsets: ViewMut, mut source: ViewMut, mut place: ViewMut, experts: View) -> Result<()> {
-        let call = call("moe_sort", experts).read(experts).write(&offsets).write(&source).write(&place);
-        self.run(call, |o| o.moe_sort(offsets.reborrow(), source.reborrow(), place.reborrow(), experts))
+    fn moe_sort(&self, mut offsets: ViewMut, mut place: ViewMut, experts: View, first: usize) -> Result<()> {
+        let call = call("moe_sort", experts).read(experts).write(&offsets).write(&place);
+        self.run(call, |o| o.moe_sort(offsets.reborrow(), place.reborrow(), experts, first))
     }
-    fn moe_gather(&self, mut out: ViewMut, x: View, source: View) -> Result<()> {
-        let call = call("moe_gather", out.as_view()).read(x).read(source).write(&out);
-        self.run(call, |o| o.moe_gather(out.reborrow(), x, source))
+    fn moe_ranks(&self, mut ranks: ViewMut, mut rows: ViewMut, experts: View, per_rank: usize, slices: usize) -> Result<()> {
+        let call = call("moe_ranks", experts).read(experts).write(&ranks).write(&rows);
+        self.run(call, |o| o.moe_ranks(ranks.reborrow(), rows.reborrow(), experts, per_rank, slices))
+    }
+    fn moe_gather(&self, mut out: ViewMut, x: View, place: View) -> Result<()> {
+        let call = call("moe_gather", out.as_view()).read(x).read(place).write(&out);
+        self.run(call, |o| o.moe_gather(out.reborrow(), x, place))
     }
     fn moe_combine(&self, mut out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()> {
         let call = call("moe_combine", y).read(y).read_some(weights).read(place).write(&out);
         let call = if weights.is_some() { call.form("weighted") } else { call };
         self.run(call, |o| o.moe_combine(out.reborrow(), y, weights, place))
     }
-    fn moe_combine_grad(
-        &self,
-        mut dy: ViewMut,
-        mut dweights: ViewMut,
-        dout: View,
-        y: View,
-        weights: View,
-        source: View,
-        place: View,
-    ) -> Result<()> {
-        let call = call("moe_combine_grad", y).read(dout).read(y).read(weights).read(source).read(place).write(&dy).write(&dweights);
-        self.run(call, |o| o.moe_combine_grad(dy.reborrow(), dweights.reborrow(), dout, y, weights, source, place))
+    fn moe_combine_grad(&self, mut dy: ViewMut, mut dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()> {
+        let call = call("moe_combine_grad", y).read(dout).read(y).read(weights).read(place).write(&dy).write(&dweights);
+        self.run(call, |o| o.moe_combine_grad(dy.reborrow(), dweights.reborrow(), dout, y, weights, place))
     }
 
     fn cross_entropy(&self, mut losses: ViewMut, mut logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()> {

@@ -106,43 +106,67 @@ pub fn balance_loss(b: &mut Bench, kind: Balance, l: usize, e: usize, tokens: us
     b.check_grad("grad", &grad, || numeric_grad(&prob_sums.host, |s| coef * naive(s)));
 }
 
-pub fn dispatch(b: &mut Bench, t: usize, h: usize, e: usize, k: usize) {
+/// Experts of which those in `here` are here, the others elsewhere.
+pub fn dispatch(b: &mut Bench, t: usize, h: usize, e: usize, k: usize, here: std::ops::Range<usize>) {
     let chosen: Vec<usize> = b.random_indices(t, e).iter().flat_map(|&x| (0..k).map(move |j| (x + 2 * j) % e)).collect();
     let experts = b.indices(&[t, k], &chosen);
-    let s = t * k;
-    let (mut offsets, mut source, mut place) = (b.index_output(&[e + 1]), b.index_output(&[s]), b.index_output(&[t, k]));
-    b.ops.moe_sort(offsets.view_mut(), source.view_mut(), place.view_mut(), experts.view()).unwrap();
-    let mut order: Vec<usize> = (0..s).collect();
-    order.sort_by_key(|&i| (chosen[i], i));
-    let mut places = vec![0; s];
+    let count = here.len();
+    let (mut offsets, mut place) = (b.index_output(&[count + 1]), b.index_output(&[t, k]));
+    b.ops.moe_sort(offsets.view_mut(), place.view_mut(), experts.view(), here.start).unwrap();
+    // The (t, k) whose experts are here, by expert, then the others.
+    let mut order: Vec<usize> = (0..t * k).collect();
+    order.sort_by_key(|&i| if here.contains(&chosen[i]) { (chosen[i], i) } else { (e, i) });
+    let rows = chosen.iter().filter(|c| here.contains(c)).count();
+    let mut places = vec![0; t * k];
     order.iter().enumerate().for_each(|(to, &from)| places[from] = to);
-    b.check("offsets", &offsets, || (0..=e).map(|x| chosen.iter().filter(|&&c| c < x).count() as f64).collect());
-    b.check("source", &source, || order.iter().map(|&x| x as f64).collect());
+    order.truncate(rows);
+    let before = |x: usize| chosen.iter().filter(|&&c| here.contains(&c) && c < here.start + x).count() as f64;
+    b.check("offsets", &offsets, || (0..=count).map(before).collect());
     b.check("place", &place, || places.iter().map(|&x| x as f64).collect());
 
     let x = b.randn(&[t, h], 1.0);
-    let mut gathered = b.output(&[s, h]);
-    b.ops.moe_gather(gathered.view_mut(), x.view(), source.view()).unwrap();
+    let mut gathered = b.output(&[rows, h]);
+    b.ops.moe_gather(gathered.view_mut(), x.view(), place.view()).unwrap();
     b.check("gathered", &gathered, || order.iter().flat_map(|&i| x.host[i / k * h..][..h].to_vec()).collect());
+    let mut gathered = b.index_output(&[rows, k]);
+    b.ops.moe_gather(gathered.view_mut(), experts.view(), place.view()).unwrap();
+    b.check("gathered whole numbers", &gathered, || {
+        order.iter().flat_map(|&i| chosen[i / k * k..][..k].iter().map(|&c| c as f64)).collect()
+    });
 
-    let (y, weights, dout) = (b.randn(&[s, h], 1.0), b.stat_randn(&[t, k], 1.0), b.randn(&[t, h], 1.0));
-    let combined = |y: &[f64], w: &[f64]| -> Vec<f64> {
-        let element = |t: usize, j: usize| (0..k).map(|c| w[t * k + c] * y[places[t * k + c] * h + j]).sum();
+    let (y, weights, dout) = (b.randn(&[rows, h], 1.0), b.stat_randn(&[t, k], 1.0), b.randn(&[t, h], 1.0));
+    let row = |i: usize| if places[i] < rows { &y.host[places[i] * h..][..h] } else { &[][..] };
+    let combined = |w: &[f64]| -> Vec<f64> {
+        let element = |t: usize, j: usize| (0..k).map(|c| row(t * k + c).get(j).map_or(0.0, |y| w[t * k + c] * y)).sum();
         (0..t * h).map(|at| element(at / h, at % h)).collect()
     };
     let mut out = b.output(&[t, h]);
     b.ops.moe_combine(out.view_mut(), y.view(), Some(weights.view()), place.view()).unwrap();
-    b.check("combined", &out, || combined(&y.host, &weights.host));
+    b.check("combined", &out, || combined(&weights.host));
     b.ops.moe_combine(out.view_mut(), y.view(), None, place.view()).unwrap();
-    b.check("combined without weights", &out, || combined(&y.host, &vec![1.0; s]));
-    let (mut dy, mut dw) = (b.output(&[s, h]), b.stat_output(&[t, k]));
-    let outs = (dy.view_mut(), dw.view_mut());
-    b.ops.moe_combine_grad(outs.0, outs.1, dout.view(), y.view(), weights.view(), source.view(), place.view()).unwrap();
+    b.check("combined without weights", &out, || combined(&vec![1.0; t * k]));
+    let (mut dy, mut dw) = (b.output(&[rows, h]), b.stat_output(&[t, k]));
+    b.ops.moe_combine_grad(dy.view_mut(), dw.view_mut(), dout.view(), y.view(), weights.view(), place.view()).unwrap();
     // The combination is linear in y and in the weights, so its gradient at any of them is its value at unit vectors.
     b.check("dy", &dy, || {
         order.iter().flat_map(|&i| (0..h).map(move |j| (i, j))).map(|(i, j)| weights.host[i] * dout.host[i / k * h + j]).collect()
     });
-    b.check("dweights", &dw, || (0..s).map(|i| inner(&y.host[places[i] * h..][..h], &dout.host[i / k * h..][..h])).collect());
+    b.check("dweights", &dw, || (0..t * k).map(|i| row(i).iter().zip(&dout.host[i / k * h..]).map(|(a, b)| a * b).sum()).collect());
+}
+
+/// Which ranks the experts of a token lie on: `slices` ranks for every `per_rank` experts.
+pub fn ranks(b: &mut Bench, t: usize, e: usize, k: usize, per_rank: usize, slices: usize) {
+    let chosen: Vec<usize> = b.random_indices(t, e).iter().flat_map(|&x| (0..k).map(move |j| (x + 2 * j) % e)).collect();
+    let experts = b.indices(&[t, k], &chosen);
+    let n = e / per_rank * slices;
+    let (mut ranks, mut rows) = (b.index_output(&[t, n]), b.index_output(&[n]));
+    b.ops.moe_ranks(ranks.view_mut(), rows.view_mut(), experts.view(), per_rank, slices).unwrap();
+    let on = |r: usize, c: &usize| (r / slices * per_rank..(r / slices + 1) * per_rank).contains(c);
+    b.check("ranks", &ranks, || {
+        let one = |t: usize, r: usize| if chosen[t * k..][..k].iter().any(|c| on(r, c)) { r } else { n };
+        (0..t * n).map(|i| one(i / n, i % n) as f64).collect()
+    });
+    b.check("rows", &rows, || (0..n).map(|r| chosen.iter().filter(|c| on(r, c)).count() as f64).collect());
 }
 
 /// The product of one expert, from its rows of x and dy, its weight, and their number.

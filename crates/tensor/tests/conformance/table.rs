@@ -46,7 +46,10 @@ pub fn cases() -> Vec<Case> {
         case!(norm::swiglu, t, n);
         case!(moe::router, t, n.max(4), 1);
         case!(moe::router, t, n.max(4), 3);
-        case!(moe::dispatch, t, n, 5, 2);
+        case!(moe::dispatch, t, n, 5, 2, 0..5);
+        case!(moe::dispatch, t, n, 5, 2, 1..4);
+        case!(moe::ranks, t, 6, 2, 3, 1);
+        case!(moe::ranks, t, 6, 2, 2, 2);
     }
     case!(dense::cross_entropy, 3, 40_000);
     for (n, v, parts) in [(0, 4, 2), (1, 5, 1), (5, 7, 3), (9, 300, 4)] {
