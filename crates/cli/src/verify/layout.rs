@@ -1,6 +1,7 @@
 //! `--layout` of `temper verify`: from words to a layout that the model can be divided by.
 
 use crate::exit::BadInput;
+use crate::layout::{NEAREST, refusal};
 use std::path::Path;
 use temper_comm::Axes;
 use temper_model::{Parts, Recompute};
@@ -53,7 +54,7 @@ impl Wanted {
 
     /// As `--layout` takes it, with what was added.
     pub fn told(&self) -> String {
-        let text = self.plan.to_string().replace(",mb=1", "");
+        let text = words(&self.plan);
         if self.sequence { text } else { format!("{text},sp=off") }
     }
 }
@@ -94,12 +95,13 @@ fn fits(plan: &temper_planner::Layout, folder: &Path) -> anyhow::Result<()> {
     if problems.is_empty() {
         return Ok(());
     }
-    let mut text: Vec<String> = problems.iter().map(|p| format!("--layout does not fit the model: {p}")).collect();
-    let near: Vec<String> = nearest(&network, &cluster, &job, plan, 3).iter().map(|l| l.to_string().replace(",mb=1", "")).collect();
-    if !near.is_empty() {
-        text.push(format!("Legal with as many ranks: {}", near.join(" | ")));
-    }
-    Err(BadInput(text.join("\n")).into())
+    let legal: Vec<String> = nearest(&network, &cluster, &job, plan, NEAREST).iter().map(words).collect();
+    Err(refusal(&format!("--layout {} does not fit {}", words(plan), network.name), &problems, &legal).into())
+}
+
+/// As `--layout` takes it; micro-batches are given.
+fn words(plan: &temper_planner::Layout) -> String {
+    plan.to_string().replace(",mb=1", "")
 }
 
 /// Greatest common divisor.

@@ -56,7 +56,7 @@ fn layouts_that_do_not_fit_are_refused_with_a_remedy() {
         ("qwen3_dense", "tp=3", &["tp 3 does not divide 4 attention heads", "Take tp among 1, 2, 4"][..]),
         ("qwen3_dense", "pp=2", &["3 layers do not divide over pp 2", "split=1/2"]),
         ("qwen3_dense", "pp=2,split=2/2", &["split"]),
-        ("qwen3_dense", "pp=4", &["4 stages for 3 layers", "Legal with as many ranks: tp="]),
+        ("qwen3_dense", "pp=4", &["4 stages for 3 layers", "nearest legal layouts:"]),
         ("qwen3_dense", "ep=2", &["has no experts", "Take ep=1"]),
         ("qwen3_moe", "ep=3", &["ep 3 does not divide 8 experts"]),
         ("qwen3_moe", "etp=3", &["etp 3 does not divide the width 32"]),
