@@ -1,6 +1,6 @@
 //! Every layout of 1 to 16 ranks trains as one rank does: tensor, context, data, pipeline (even, uneven, interleaved), expert and
 //! expert-tensor parallel in all legal sizes, crossed pairwise with sequence parallelism, recomputation, packing, the balancing loss, the
-//! divisor of the loss and the number of micro-batches; each in f64 and in f32 (`common::agree` has the tolerances).
+//! divisor of the loss and the number of micro-batches; each in f64 and every fourth in f32 (`common::agree` has the tolerances).
 //!
 //! A normal run takes a sample. All of it, a few minutes:
 //! `cargo test --release -p temper-train --test sweep -- --ignored --nocapture`
@@ -9,6 +9,7 @@ mod common;
 
 use common::{Job, One, agree, dense, experts};
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use temper_comm::Axes;
@@ -19,7 +20,7 @@ use temper_train::layout::Layout;
 
 const MOST_RANKS: usize = 16;
 /// Cases of a normal run.
-const SAMPLE: usize = 32;
+const SAMPLE: usize = 64;
 
 /// What is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +50,8 @@ struct Case {
     layers: usize,
     layout: Layout,
     options: Options,
+    /// Also in f32, where one rank is asked ten times for what rounding may do.
+    single: bool,
 }
 
 /// What one rank is asked; several cases share it.
@@ -134,12 +137,13 @@ fn cases() -> Vec<Case> {
                     per_micro_batch: rng.below(3) == 0,
                     many: rng.below(2) == 0,
                 };
-                all.push(Case { network, layers, layout: Layout { sequence, ..layout.clone() }, options });
+                all.push(Case { network, layers, layout: Layout { sequence, ..layout.clone() }, options, single: false });
             }
         }
     }
     let mut rng = Rng::new(29, 0);
     (1..all.len()).rev().for_each(|i| all.swap(i, rng.below(i + 1)));
+    all.iter_mut().step_by(4).for_each(|case| case.single = true);
     all
 }
 
@@ -212,8 +216,10 @@ fn run(cases: &[Case], references: &References) -> Vec<String> {
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            for dtype in [DType::F64, DType::F32] {
-                if let Err(found) = case.run(references, dtype) {
+            for dtype in [DType::F64, DType::F32].into_iter().take(if case.single { 2 } else { 1 }) {
+                // A rank's failed assertion counts as one more difference.
+                let found = catch_unwind(AssertUnwindSafe(|| case.run(references, dtype)));
+                if let Err(found) = found.unwrap_or_else(|_| Err(format!("{dtype} {case:?}: a rank panicked"))) {
                     eprintln!("{found}");
                     failures.lock().unwrap().push(found);
                 }
@@ -284,7 +290,7 @@ fn every_layout_of_1_to_16_ranks() {
     for part in cases.chunks(100) {
         failures.extend(run(part, &references));
         done += part.len();
-        eprintln!("{done} of {} layouts in f64 and f32, {} differ", cases.len(), failures.len());
+        eprintln!("{done} of {} layouts, {} differ", cases.len(), failures.len());
     }
     assert!(failures.is_empty(), "{} of {} layouts differ from one rank", failures.len(), cases.len());
 }

@@ -77,8 +77,7 @@ impl Subject<'_> {
     pub fn against_golden(&self, golden: &Path) -> Result<Report> {
         let arch = Arch::from_folder(self.folder)?;
         let golden = Golden::open(golden, arch.vocab)?;
-        // The balancing loss is one of a micro-batch: rows apart would have another.
-        let questions = Questions::of(&golden, self.layout.axes, arch.moe.is_some());
+        let questions = Questions::of(&golden, &arch, self.layout.axes);
         let (answers, mut notices) = self.ask(&self.layout, &arch, &questions)?;
         if arch.moe.is_some() && self.layout.axes.dp > 1 && questions.losses {
             notices.push(
@@ -123,8 +122,9 @@ impl Subject<'_> {
         let model = Model::part(arch, &layout.portion(arch, &ranks)?)?;
         let (tensors, notices) = WeightsFolder::open(self.folder)?.load(&model.params, DType::F32)?;
         let rope = RopeTables::new(&*ops, arch, questions.longest(), self.dtype)?;
-        let balance = arch.moe.as_ref().map(|m| (Balance::Hf, if m.aux_in_loss { m.aux_coef } else { 0.0 }));
-        let settings = Settings { reduction: LossReduction::Token, balance, z_coef: 0.0, recompute: self.recompute };
+        let [balance, z_coef] = questions.aux;
+        let balance = arch.moe.as_ref().map(|_| (Balance::Hf, balance));
+        let settings = Settings { reduction: LossReduction::Token, balance, z_coef, recompute: self.recompute };
         let precision = Precision { weights: self.dtype, grads: DType::F32, moments: DType::F32, offload: false };
         let mut trainer = allocate(model, ranks, precision, questions.adamw, settings, rope, ops)?;
         trainer.set_weights(tensors)?;

@@ -17,6 +17,8 @@ const GREEDY_PROMPT: usize = 12;
 /// The optimizer of the golden files' steps.
 const GOLDEN_LR: f64 = 1e-2;
 const ADAMW: AdamWConfig = AdamWConfig { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, clip: 1.0 };
+/// Coefficients of the auxiliary losses, whatever the model's own.
+const LAYOUT_AUX: [f64; 2] = [1e-2, 1e-3];
 /// Learning rate of steps that only compare layouts.
 const LAYOUT_LR: f64 = 1e-3;
 /// Document lengths of random tokens, over and over: single tokens, packing, and micro-batches that no number of ranks divides.
@@ -45,6 +47,8 @@ pub(crate) struct Questions {
     pub lr: f64,
     /// Their other constants.
     pub adamw: AdamWConfig,
+    /// Coefficients of the load-balancing loss (transformers') and of the router z-loss.
+    pub aux: [f64; 2],
     /// Whether weights after them are.
     pub trained: bool,
     /// Tokens that greedy decoding should give, one after another.
@@ -54,10 +58,12 @@ pub(crate) struct Questions {
 }
 
 impl Questions {
-    /// What a golden file has answers to. Each row is a micro-batch of its own where ranks share them, or all are one (`together`).
-    pub fn of(golden: &Golden, axes: Axes, together: bool) -> Questions {
+    /// What a golden file has answers to. Each row is a micro-batch of its own where ranks share them; but for experts, whose balancing
+    /// loss is one of a micro-batch: rows apart would have another.
+    pub fn of(golden: &Golden, arch: &Arch, axes: Axes) -> Questions {
         let rows = &golden.rows;
-        let spread = !together && axes.dp * axes.pp > 1;
+        let spread = arch.moe.is_none() && axes.dp * axes.pp > 1;
+        let balance = arch.moe.as_ref().map_or(0.0, |m| if m.aux_in_loss { m.aux_coef } else { 0.0 });
         let micro = if spread { rows.chunks(1).map(pack).collect() } else { vec![pack(rows)] };
         let counted = |name| golden.floats(name).ok().flatten().map(|v| v.len());
         Questions {
@@ -70,6 +76,7 @@ impl Questions {
             step_count: counted("step_loss").or(counted("step_grad_norm")).unwrap_or(STEPS),
             lr: GOLDEN_LR,
             adamw: ADAMW,
+            aux: [balance, 0.0],
             trained: golden.has("trained/"),
             greedy: golden.greedy.clone().unwrap_or_default(),
             prompt: rows.first().map_or_else(Vec::new, |(ids, _)| ids[..GREEDY_PROMPT.min(ids.len())].to_vec()),
@@ -94,6 +101,7 @@ impl Questions {
             lr: LAYOUT_LR,
             // As large as a clipped gradient is in the mean, so that no step of a weight is decided by rounding (docs/NUMERICS.md).
             adamw: AdamWConfig { eps: ADAMW.clip / (numel.max(1) as f64).sqrt(), ..ADAMW },
+            aux: LAYOUT_AUX,
             trained: true,
             greedy: Vec::new(),
             prompt: Vec::new(),
