@@ -52,7 +52,7 @@ pub enum Command {
     Checkpoint(Checkpoint),
     /// Let a model answer.
     Generate(Generate),
-    /// Compare a model with golden values.
+    /// Compare a model with golden values, or a layout of ranks with one rank.
     Verify(Verify),
     /// Measure speed and memory with random weights and tokens.
     #[command(subcommand)]
@@ -320,14 +320,18 @@ pub struct Verify {
     /// Model folder or Hub id.
     pub model: String,
     /// Golden values (input_ids, labels, and any of logits, loss, aux_loss, grad/*, step_loss, step_grad_norm, trained/*, greedy).
-    #[arg(long)]
-    pub golden: PathBuf,
+    #[arg(long, required_unless_present = "layout")]
+    pub golden: Option<PathBuf>,
+    /// Run on several ranks, which are threads on the processor, e.g. tp=2,pp=2,ep=2; without golden values the layout is compared with
+    /// one rank. Keys: tp, pp, vpp, ep, etp, cp, dp, split, recompute, sp=off.
+    #[arg(long, value_name = "KEY=N,...")]
+    pub layout: Option<String>,
     /// Type of weights and activations; bf16 only on a GPU, with a --tol of about 3e-2.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub dtype: Dtype,
-    /// Largest relative error allowed.
-    #[arg(long, default_value_t = 1e-4)]
-    pub tol: f64,
+    /// Largest relative error allowed (default: 1e-4, and 1e-5 against one rank).
+    #[arg(long)]
+    pub tol: Option<f64>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -15,7 +15,7 @@ use temper_train::setup::find_source;
 /// What `parallel.auto` chooses.
 const AXES: [&str; 8] = ["tp", "pp", "vpp", "ep", "etp", "cp", "dp", "split"];
 /// Layouts shown beside one that is refused.
-const NEAREST: usize = 3;
+pub const NEAREST: usize = 3;
 
 /// What the planner knows of the device of a rank.
 pub struct Place {
@@ -138,7 +138,7 @@ fn nothing_fits(space: &Space, wish: &LayoutRequest, smallest: Option<&Candidate
         let problems = check(space.network, space.cluster, space.job, &asked);
         let free = LayoutRequest { micro_batch: wish.micro_batch, recompute: wish.recompute, offload: wish.offload, ..Default::default() };
         let legal = temper_planner::search(space, &free).fitting;
-        let legal: Vec<Layout> = legal.into_iter().take(NEAREST).map(|c| c.layout).collect();
+        let legal: Vec<String> = legal.into_iter().take(NEAREST).map(|c| axes(&c.layout)).collect();
         return refusal("parallel.auto: no layout agrees with what [parallel] and [train] give", &problems, &legal);
     };
     let lighter = LayoutRequest { recompute: None, offload: None, ..wish.clone() };
@@ -169,7 +169,7 @@ fn hold(resolved: &mut Resolved, question: &Question, place: &Place) -> anyhow::
     };
     let problems = check(network, cluster, &job, &asked);
     if !problems.is_empty() {
-        let legal = nearest(network, cluster, &job, &asked, NEAREST);
+        let legal: Vec<String> = nearest(network, cluster, &job, &asked, NEAREST).iter().map(axes).collect();
         return Err(refusal(&format!("[parallel]: {} cannot be run", axes(&asked)), &problems, &legal).into());
     }
     if let (true, None, Ok(stages)) = (place.gpu, &place.unknown, stages(network, &asked)) {
@@ -186,7 +186,8 @@ fn hold(resolved: &mut Resolved, question: &Question, place: &Place) -> anyhow::
     Ok(())
 }
 
-fn refusal(what: &str, problems: &[Problem], legal: &[Layout]) -> BadInput {
+/// The rules that a layout breaks, and legal ones in the words in which it was asked for.
+pub fn refusal(what: &str, problems: &[Problem], legal: &[String]) -> BadInput {
     let mut text = what.to_string();
     for problem in problems {
         text += &format!("\n  - {problem}");
@@ -194,7 +195,7 @@ fn refusal(what: &str, problems: &[Problem], legal: &[Layout]) -> BadInput {
     if !legal.is_empty() {
         text += "\nthe nearest legal layouts:";
         for layout in legal {
-            text += &format!("\n  {}", axes(layout));
+            text += &format!("\n  {layout}");
         }
     }
     BadInput(text)

@@ -42,7 +42,7 @@ fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
         Command::Data(args) => data::run(args),
         Command::Checkpoint(args) => checkpoint::run(args),
         Command::Generate(args) => generate::run(args, backend()?),
-        Command::Verify(args) => verify::run(args, backend()?),
+        Command::Verify(args) => verify::run(args, cli),
         Command::Bench(args) => bench::run(args, cli, started),
         Command::Plan(args) => plan::run(args),
     }

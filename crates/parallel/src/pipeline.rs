@@ -121,7 +121,22 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Losses of a micro-batch without gradients; on the last stage.
-    pub fn evaluate(mut self, batch: &'a Batch) -> Result<Option<Outputs>> {
+    pub fn evaluate(self, batch: &'a Batch) -> Result<Option<Outputs>> {
+        let (model, cx) = (self.stage.model, self.cx(batch));
+        let Some(x) = self.forward_only(batch)? else { return Ok(None) };
+        Ok(Some(Outputs { losses: model.output()?.forward(&cx, &x)?, aux: None }))
+    }
+
+    /// Logits [T, V] of all tokens of a micro-batch that the tensor ranks share, for this rank's classes; on the last stage. They exist
+    /// whole: for verification and short inputs.
+    pub fn logits(self, batch: &'a Batch) -> Result<Option<Tensor>> {
+        let (model, cx) = (self.stage.model, self.cx(batch));
+        let Some(x) = self.forward_only(batch)? else { return Ok(None) };
+        Ok(Some(model.output()?.forward_logits(&cx, &x, None)?))
+    }
+
+    /// The output of the last layer, [T, H], keeping nothing; on the last stage.
+    fn forward_only(mut self, batch: &'a Batch) -> Result<Option<Act>> {
         let cx = self.cx(batch);
         let chunks = self.stage.model.chunks.len();
         let mut found = None;
@@ -133,7 +148,7 @@ impl<'a> Pipeline<'a> {
             };
             let x = self.stage.model.forward_only(&cx, self.stage.model.chunks[chunk].clone(), x)?;
             match step.target(self.place, self.stages, chunks) {
-                None => found = Some(Outputs { losses: self.stage.model.output()?.forward(&cx, &x)?, aux: None }),
+                None => found = Some(x),
                 Some(_) => self.forward.send(&self.stage.ranks.mesh.forward, vec![x])?,
             }
         }

@@ -20,6 +20,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// One rank.
+    pub fn single() -> Layout {
+        Layout { axes: Axes::default(), sequence: false, vpp: 1, split: Vec::new() }
+    }
+
     /// The layout of a configuration for a job of `ranks`.
     ///
     /// # Errors

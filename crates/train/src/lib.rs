@@ -1,6 +1,6 @@
 //! Training loops.
 //!
-//! Owns: the SFT loop, losses, the learning rate, the events a run reports, and the comparison with golden values.
+//! Owns: the SFT loop, losses, the learning rate, the events a run reports, and the comparison with golden values and of layouts with one rank.
 //!
 //! Must not know: the command line, HTTP.
 
@@ -10,7 +10,6 @@ mod error;
 pub mod events;
 mod fill;
 mod findings;
-mod golden;
 mod guard;
 mod host;
 pub mod layout;
@@ -23,7 +22,6 @@ mod run_dir;
 pub mod setup;
 pub mod sft;
 mod share;
-mod slack;
 mod state;
 pub mod step;
 mod together;

@@ -31,25 +31,33 @@ pub(crate) fn loss_scales(batch: &StepBatch, reduction: LossReduction) -> Vec<f6
 }
 
 /// The sum of every rank's numbers.
-pub(crate) fn sum_over_ranks<const N: usize>(ops: &dyn Ops, world: &dyn Comm, numbers: [f64; N]) -> Result<[f64; N]> {
-    over_ranks(ops, world, Reduce::Sum, numbers)
+pub(crate) fn sum_over_ranks<const N: usize>(ops: &dyn Ops, world: &dyn Comm, mut numbers: [f64; N]) -> Result<[f64; N]> {
+    over_ranks(ops, world, Reduce::Sum, &mut numbers)?;
+    Ok(numbers)
 }
 
-fn over_ranks<const N: usize>(ops: &dyn Ops, world: &dyn Comm, reduce: Reduce, numbers: [f64; N]) -> Result<[f64; N]> {
-    if world.size() == 1 {
-        return Ok(numbers);
+/// Of each number the largest that a rank has, on all ranks.
+pub(crate) fn largest_over_ranks(ops: &dyn Ops, world: &dyn Comm, numbers: &mut [f64]) -> Result<()> {
+    over_ranks(ops, world, Reduce::Max, numbers)
+}
+
+fn over_ranks(ops: &dyn Ops, world: &dyn Comm, reduce: Reduce, numbers: &mut [f64]) -> Result<()> {
+    if world.size() == 1 || numbers.is_empty() {
+        return Ok(());
     }
-    let mut there = ops.from_host(View::host(&numbers, &[N]))?;
+    let mut there = ops.from_host(View::host(numbers, &[numbers.len()]))?;
     world.all_reduce(there.view_mut(), reduce).map_err(temper_model::Error::Comm)?.wait().map_err(temper_model::Error::Comm)?;
     let back = ops.to_host(there.view())?;
-    Ok(std::array::from_fn(|i| back.as_slice::<f64>().and_then(|s| s.get(i)).copied().unwrap_or(f64::NAN)))
+    numbers.copy_from_slice(back.as_slice().unwrap_or(&vec![f64::NAN; numbers.len()]));
+    Ok(())
 }
 
 /// What all ranks read, from what this one did. Every rank calls this.
 pub(crate) fn loading(own: Traffic, trainer: &Trainer) -> Result<Loading> {
     let (ops, world) = (&*trainer.ops, &*trainer.ranks.mesh.world);
     let [all] = sum_over_ranks(ops, world, [own.read as f64])?;
-    let [slowest] = over_ranks(ops, world, Reduce::Max, [own.took.as_secs_f64()])?;
+    let mut slowest = [own.took.as_secs_f64()];
+    largest_over_ranks(ops, world, &mut slowest)?;
     let gb_per_s = |bytes: f64, seconds: f64| bytes / 1e9 / seconds.max(1e-9);
     Ok(Loading {
         bytes: own.read,
@@ -58,6 +66,6 @@ pub(crate) fn loading(own: Traffic, trainer: &Trainer) -> Result<Loading> {
         gb_per_s: gb_per_s(own.read as f64, own.took.as_secs_f64()),
         ranks: world.size(),
         all_bytes: all as u64,
-        all_gb_per_s: gb_per_s(all, slowest),
+        all_gb_per_s: gb_per_s(all, slowest[0]),
     })
 }

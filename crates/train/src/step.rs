@@ -51,9 +51,7 @@ impl Trainer {
     /// One optimizer step at learning rate `lr`. Without an update when something is not finite. Every rank is given the same batch.
     pub fn step(&mut self, batch: &StepBatch, lr: f64) -> Result<StepResult> {
         let ops = self.ops.clone();
-        let done = self.passes(batch, true)?;
-        ops.phase(Phase::Norm)?;
-        self.optimizer.reduce(&*ops, &mut self.grads)?;
+        let done = self.gradients(batch)?;
         let losses = done.iter().flat_map(|d| &d.outputs).map(|o| o.losses.view());
         self.optimizer.measure(&*ops, &self.grads, losses)?;
         ops.phase(Phase::Update)?;
@@ -63,6 +61,15 @@ impl Trainer {
         let Settled { grad_norm, updated } = self.optimizer.settle(&*ops)?;
         ops.phase(Phase::Between)?;
         Ok(StepResult { loss, aux_loss, z_loss, grad_norm, updated, stop })
+    }
+
+    /// The gradients of a step as they are updated with: of its segments each rank has the sum over all ranks.
+    pub(crate) fn gradients(&mut self, batch: &StepBatch) -> Result<Vec<Done>> {
+        let ops = self.ops.clone();
+        let done = self.passes(batch, true)?;
+        ops.phase(Phase::Norm)?;
+        self.optimizer.reduce(&*ops, &mut self.grads)?;
+        Ok(done)
     }
 
     /// Adds the gradients of this rank's micro-batches up, and leaves it at that.

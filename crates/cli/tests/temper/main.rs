@@ -20,3 +20,4 @@ mod resume;
 mod safetensors;
 mod support;
 mod training;
+mod verify;

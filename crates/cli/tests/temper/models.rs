@@ -41,13 +41,19 @@ fn every_architecture_equals_its_golden_values() {
     }
 }
 
-/// The golden values of a mixture-of-experts model, changed by `change` and written where the case can give them to the binary.
+/// Compares with the golden values of a mixture-of-experts model, changed by `change` and written where the case can give them to the
+/// binary.
 fn changed(case: &Case, change: impl FnOnce(&mut Tensors)) -> Done {
+    changed_with(case, &[], change)
+}
+
+/// As [`changed`], with more arguments.
+pub fn changed_with(case: &Case, more: &[&str], change: impl FnOnce(&mut Tensors)) -> Done {
     let model = fixture("qwen3_moe");
     let mut golden = safetensors::read(&model.join("golden.safetensors"));
     change(&mut golden);
     safetensors::write(&case.path("changed.safetensors"), &golden);
-    compare(case, model.to_str().unwrap(), "changed.safetensors", &["--json"])
+    compare(case, model.to_str().unwrap(), "changed.safetensors", &[&["--json"], more].concat())
 }
 
 #[test]

@@ -60,10 +60,10 @@ pub fn micro(vocab: usize, lengths: &[usize], seed: u64) -> Micro {
     m
 }
 
-/// Largest difference relative to the largest expected value.
+/// Largest difference relative to the largest expected value; infinite where a value is not a number.
 pub fn relative(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
-    let worst = found.iter().zip(expected).fold(0.0, |m: f64, (a, b)| if (a - b).abs() <= m { m } else { (a - b).abs() });
-    worst / largest.max(1e-30)
+    let apart = |(a, b): (&f64, &f64)| if (a - b).is_nan() { f64::INFINITY } else { (a - b).abs() };
+    found.iter().zip(expected).map(apart).fold(0.0, f64::max) / largest.max(1e-30)
 }
