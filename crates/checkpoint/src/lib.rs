@@ -25,5 +25,5 @@ pub use export::{ExportOptions, export, export_checkpoint};
 pub use folder::WeightsFolder;
 pub use hub::resolve_model;
 pub use sidecar::Sidecar;
-pub use store::{Checkpoint, Entry, Kind, Loaded, Saved, Saver, Snapshot, Store};
+pub use store::{Checkpoint, Entry, Kind, Saved, Saver, Snapshot, Store};
 pub use transfer::{Slot, Traffic};

@@ -34,27 +34,36 @@ struct Places<'f> {
 }
 
 impl WeightsFolder {
-    /// Reads the parameters, in the order of `params`, as host tensors of `dtype` (F32, F64, BF16 or F16).
-    /// A parameter is read from its pieces or, where one of them is missing, from its fused spelling.
+    /// Looks whether the folder has every tensor of a whole model, in its shape; nothing is read but headers. A parameter is there with
+    /// its pieces or, where one of them is missing, with its fused spelling.
     ///
-    /// Returns the tensors and notices: tensors of the folder that the model has no use for, an output head that
-    /// differs from the embedding it is tied to, leftovers beside the index.
+    /// Returns notices: tensors of the folder that the model has no use for, an output head that differs from the embedding it is tied
+    /// to, leftovers beside the index.
     ///
     /// # Errors
-    /// [`Error::Bad`], before anything is allocated: missing tensors, shapes or element types that do not fit.
-    pub fn load(&self, params: &[Param], dtype: DType) -> Result<(Vec<Tensor>, Vec<String>)> {
+    /// [`Error::Bad`]: missing tensors, shapes or element types that do not fit.
+    pub fn check(&self, whole: &[Param]) -> Result<Vec<String>> {
         let mut used = HashSet::new();
-        let places = self.places(params.iter(), &mut used)?;
+        self.places(whole.iter(), &mut used)?;
         let mut notices = self.notices().to_vec();
         self.note_head(&used, &mut notices);
         self.note_unknown(&used, &mut notices);
+        Ok(notices)
+    }
+
+    /// [`WeightsFolder::check`]s and reads a whole model, in the order of `params`, as host tensors of `dtype` (F32, F64, BF16 or F16).
+    ///
+    /// # Errors
+    /// As there, before anything is allocated.
+    pub fn load(&self, params: &[Param], dtype: DType) -> Result<(Vec<Tensor>, Vec<String>)> {
+        let notices = self.check(params)?;
         if dtype == DType::I32 {
             return Err(Error::bad(self.dir(), "weights cannot be read as int32"));
         }
         let mut tensors: Vec<Tensor> = params.iter().map(|p| zeros(dtype, &p.shape)).collect();
         let slots = params.iter().zip(&mut tensors);
         let slots = slots.map(|(param, t)| Slot { kind: Kind::Weight, param, range: 0..param.numel(), into: t.view_mut() });
-        let traffic = fill(&places, slots.collect())?;
+        let traffic = self.read(slots.collect())?;
         tracing::debug!("{}: {} bytes of weights at {:.2} GB/s", self.dir().display(), traffic.wanted, traffic.gb_per_s());
         Ok((tensors, notices))
     }
@@ -62,7 +71,7 @@ impl WeightsFolder {
     /// Fills slots with parts of parameters, reading only the bytes that they need. The slots' kind is not looked at.
     ///
     /// # Errors
-    /// As [`WeightsFolder::load`], before anything is read.
+    /// As [`WeightsFolder::check`], of these parameters and before anything is read.
     pub fn read(&self, slots: Vec<Slot<'_>>) -> Result<Traffic> {
         let mut seen = HashSet::new();
         let params: Vec<&Param> = slots.iter().map(|s| s.param).filter(|p| seen.insert(p.name.as_str())).collect();
@@ -80,7 +89,7 @@ impl WeightsFolder {
                 match (self.tensor(&spelling.name), self.location(&spelling.name)) {
                     (Some(tensor), Some((file, at))) => {
                         used.insert(&spelling.name);
-                        let dtype = self.check(spelling, &tensor)?;
+                        let dtype = self.dtype_in_shape(spelling, &tensor)?;
                         let first = piece.whole.start - spelling.whole.start;
                         places.push(Place { file, at: at + (first * dtype.size()) as u64, dtype });
                     }
@@ -101,7 +110,7 @@ impl WeightsFolder {
     }
 
     /// The element type of a tensor that has the shape it should have.
-    fn check(&self, piece: &Piece, tensor: &TensorRef) -> Result<DType> {
+    fn dtype_in_shape(&self, piece: &Piece, tensor: &TensorRef) -> Result<DType> {
         let name = &piece.name;
         if tensor.shape != piece.shape {
             let hint = self.shape_hint(name);

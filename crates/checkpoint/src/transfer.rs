@@ -28,6 +28,9 @@ use temper_tensor::{DType, SliceMut, ViewMut};
 const MAX_COPIES: usize = 1 << 20;
 /// A copy at least this long that needs no conversion is read into its place without a buffer between.
 const DIRECT: usize = 64 << 10;
+/// Bytes between two copies that nobody wants are read along when they are fewer: cheaper than a second read. So rows of a matrix cost
+/// what they hold, and columns whole rows.
+const GAP: u64 = 64 << 10;
 
 /// A part of a parameter to be read, and where to.
 pub struct Slot<'a> {
@@ -230,7 +233,7 @@ fn read_checked(
     Ok(Some(bytes as u64))
 }
 
-/// Reads the bytes that copies from one unit need. Returns how many were read.
+/// Reads the bytes that copies from one unit need, which are in the order of the file. Returns how many were read.
 fn read_plain(file: &DataFile<'_>, task: Vec<Copy<'_>>, buffer: &mut Vec<u8>) -> Result<u64> {
     let (direct, through): (Vec<_>, Vec<_>) = task.into_iter().partition(|c| c.dtype == dtype(&c.into) && c.bytes() >= DIRECT);
     let mut read = 0;
@@ -238,16 +241,23 @@ fn read_plain(file: &DataFile<'_>, task: Vec<Copy<'_>>, buffer: &mut Vec<u8>) ->
         read += copy.bytes() as u64;
         read_at(file, bytes_of(&mut copy.into), copy.at)?;
     }
-    let Some(start) = through.first().map(|c| c.at) else { return Ok(read) };
-    let end = through.iter().map(|c| c.at + c.bytes() as u64).max().unwrap_or(start);
-    buffer.resize((end - start) as usize, 0);
-    read_at(file, buffer, start)?;
-    for copy in through {
-        let first = (copy.at - start) as usize;
-        let bytes = &buffer[first..first + copy.bytes()];
-        convert(copy.dtype, bytes, copy.into);
+    let mut through = through.into_iter().peekable();
+    while let Some(first) = through.next() {
+        let (start, mut end) = (first.at, first.at + first.bytes() as u64);
+        let mut near = vec![first];
+        while let Some(copy) = through.next_if(|c| c.at <= end + GAP) {
+            end = end.max(copy.at + copy.bytes() as u64);
+            near.push(copy);
+        }
+        buffer.resize((end - start) as usize, 0);
+        read_at(file, buffer, start)?;
+        for copy in near {
+            let first = (copy.at - start) as usize;
+            convert(copy.dtype, &buffer[first..first + copy.bytes()], copy.into);
+        }
+        read += end - start;
     }
-    Ok(read + (end - start))
+    Ok(read)
 }
 
 fn read_at(file: &DataFile<'_>, buffer: &mut [u8], at: u64) -> Result<()> {

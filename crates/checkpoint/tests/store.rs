@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
 };
-use temper_checkpoint::{Error, ExportOptions, Hook, Loaded, Saved, Sidecar, Store, WeightsFolder, export_checkpoint, store};
+use temper_checkpoint::{Error, ExportOptions, Hook, Saved, Sidecar, Store, WeightsFolder, export_checkpoint, store};
 use temper_model::param::Param;
 use temper_tensor::{DType, Tensor};
 use tempfile::{TempDir, tempdir};
@@ -70,7 +70,7 @@ impl Run {
 
     #[track_caller]
     fn assert_latest(&self, step: usize) -> Vec<String> {
-        let (loaded, notices) = self.store().load_latest(&self.params).unwrap().expect("a checkpoint");
+        let (loaded, notices) = load_latest(&self.store(), &self.params).unwrap().expect("a checkpoint");
         self.assert_is(&loaded, step);
         notices
     }
@@ -86,13 +86,13 @@ fn assert_same_bits(got: &[Tensor], want: &[Vec<f32>]) {
 #[test]
 fn a_checkpoint_comes_back_bit_for_bit() {
     let run = Run::new();
-    assert!(run.store().load_latest(&run.params).unwrap().is_none());
+    assert!(load_latest(&run.store(), &run.params).unwrap().is_none());
     let saved = run.save(&run.store(), 50).unwrap();
     assert_eq!(saved.path, run.dir().join("checkpoints/step-000050"));
     assert_eq!(saved.bytes, snapshot(&saved.path).values().map(|b| b.len() as u64).sum::<u64>());
     assert!(run.assert_latest(50).is_empty());
-    run.assert_is(&run.store().load(50, &run.params).unwrap(), 50);
-    assert!(run.store().load(51, &run.params).err().unwrap().to_string().contains("there are 50"));
+    run.assert_is(&load_step(&run.store(), 50, &run.params).unwrap(), 50);
+    assert!(load_step(&run.store(), 51, &run.params).err().unwrap().to_string().contains("there are 50"));
     let optimizer =
         safetensors::SafeTensors::deserialize(&fs::read(saved.path.join("optimizer.safetensors")).unwrap()).unwrap().names().len();
     assert_eq!(optimizer, 2 * 14);
@@ -113,7 +113,7 @@ fn odd_values_survive() {
     let t = tensors(&params, &odd);
     let floats: Vec<f64> = (1..2000).map(|i| (i as f64 * 0.7389).sin() / i as f64).collect();
     run.store().save(1, &params, &views(&t), &views(&t), &views(&t), &json!(floats), &run.side).unwrap();
-    let (loaded, _) = run.store().load_latest(&params).unwrap().unwrap();
+    let (loaded, _) = load_latest(&run.store(), &params).unwrap().unwrap();
     for got in [&loaded.weights, &loaded.exp_avg, &loaded.exp_avg_sq] {
         assert_same_bits(got, &odd);
     }
@@ -172,7 +172,7 @@ fn every_damage_is_named_and_passed_over() {
             notices.len() == 1 && notices[0].contains("step-000009") && notices[0].contains(&*file.to_string_lossy()),
             "{fault}: {notices:?}"
         );
-        assert!(run.store().load(9, &run.params).err().unwrap().to_string().contains(&*file.to_string_lossy()), "{fault}");
+        assert!(load_step(&run.store(), 9, &run.params).err().unwrap().to_string().contains(&*file.to_string_lossy()), "{fault}");
         assert!(store::verify(&run.store().step_dir(6)).is_ok());
         run.store().prune(1, 0).unwrap();
         assert_eq!(snapshot(&run.dir()), before, "{fault}: nothing is deleted");
@@ -217,7 +217,7 @@ fn when_all_are_bad_each_is_listed_and_none_is_deleted() {
         fs::write(&path, &bytes[..bytes.len() - 64]).unwrap();
     }
     let before = snapshot(&run.dir());
-    let error = run.store().load_latest(&run.params).err().unwrap();
+    let error = load_latest(&run.store(), &run.params).err().unwrap();
     assert!(matches!(error, Error::NoneWhole { .. }) && !error.is_bad_input());
     for step in ["step-000003", "step-000006", "step-000009", "model.safetensors"] {
         assert!(error.to_string().contains(step), "{error}");
@@ -269,7 +269,7 @@ fn a_kill_at_any_operation_of_a_save_costs_nothing() {
         let store = run.store().with_hook(killed_at(limit).0);
         let result = run.save(&store, 6).and_then(|_| store.prune(1, 0));
         assert!(result.is_err(), "killed before operation {limit} of {all}");
-        let (loaded, _) = run.store().load_latest(&run.params).unwrap().unwrap();
+        let (loaded, _) = load_latest(&run.store(), &run.params).unwrap().unwrap();
         run.assert_is(&loaded, loaded.step);
         committed += usize::from(loaded.step == 6);
         // The run goes on as if nothing had happened, and nothing stays behind.
@@ -358,11 +358,11 @@ fn the_systems_own_refusal_is_reported() {
 #[test]
 fn a_checkpoint_of_another_model_is_refused() {
     let run = Run::with_three();
-    let error = run.store().load_latest(&dense()[..5]).map(|_| ());
+    let error = load_latest(&run.store(), &dense()[..5]).map(|_| ());
     assert!(error.is_ok(), "unused tensors are no fault");
     let mut other = run.params.clone();
     other[0].pieces[0].shape = vec![10, 16];
-    assert!(run.store().load_latest(&other).err().unwrap().is_bad_input());
+    assert!(load_latest(&run.store(), &other).err().unwrap().is_bad_input());
 }
 
 #[test]

@@ -323,7 +323,7 @@ pub struct Verify {
     #[arg(long, required_unless_present = "layout")]
     pub golden: Option<PathBuf>,
     /// Run on several ranks, which are threads on the processor, e.g. tp=2,pp=2,ep=2; without golden values the layout is compared with
-    /// one rank. Keys: tp, pp, vpp, ep, etp, cp, dp, split, recompute, sp=off.
+    /// one rank. Keys: tp, pp, vpp, ep, etp, cp, dp, split, sequence, recompute.
     #[arg(long, value_name = "KEY=N,...")]
     pub layout: Option<String>,
     /// Type of weights and activations; bf16 only on a GPU, with a --tol of about 3e-2.
@@ -341,7 +341,7 @@ pub struct Verify {
 #[derive(Args)]
 #[command(group = clap::ArgGroup::new("what").required(true))]
 pub struct Plan {
-    /// A training configuration: model, sequence length and batch are taken from it.
+    /// A training configuration: model, batch, types, layout and memory settings are taken from it unless given here.
     #[arg(group = "what")]
     pub config: Option<PathBuf>,
     /// Override a key of the configuration.
@@ -353,10 +353,10 @@ pub struct Plan {
     /// Devices in all.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 17))]
     pub gpus: u32,
-    /// Device: h20, h100, h200, a100, a800, h800, b200, l40s, or one of --gpu-file.
+    /// Device: h20, h100, h200, a100, a800, h800, b200, l40s, ... (crates/config/src/devices.toml), or one of --gpu-file.
     #[arg(long, default_value = "h100", value_name = "NAME")]
     pub gpu: String,
-    /// TOML file with devices of your own, in the form of crates/planner/devices.toml.
+    /// TOML file with devices of your own, in the form of crates/config/src/devices.toml.
     #[arg(long, value_name = "FILE")]
     pub gpu_file: Option<PathBuf>,
     /// Nodes that the devices are in (default: nodes of up to 8).
@@ -374,18 +374,25 @@ pub struct Plan {
     /// Sequences an optimizer step (default: 4 a device, or the configuration's).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub global_batch: Option<u32>,
-    /// Fix the layout, e.g. tp=8,pp=2,ep=4. Keys: tp, pp, vpp, ep, etp, cp, dp, mb, recompute, offload, split. Without it the best is searched.
+    /// Fix the layout, e.g. tp=8,pp=2,ep=4. Keys: tp, pp, vpp, ep, etp, cp, dp, sequence, mb, recompute, offload, split. Without axes the best is
+    /// searched.
     #[arg(long, default_value = "", value_name = "KEY=N,...")]
     pub layout: String,
     /// Whose habits the account follows.
     #[arg(long = "as", value_enum, default_value_t = PlanAs::Temper)]
     pub account: PlanAs,
-    /// Type of weights and activations.
-    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
-    pub dtype: Dtype,
-    /// Type of accumulated gradients.
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
-    pub grads: Dtype,
+    /// Type of weights and activations (default: bf16, or the configuration's).
+    #[arg(long, value_enum)]
+    pub dtype: Option<Dtype>,
+    /// Type of accumulated gradients (default: f32, or the configuration's).
+    #[arg(long, value_enum)]
+    pub grads: Option<Dtype>,
+    /// Type of Adam's moments (default: f32, or the configuration's).
+    #[arg(long, value_enum)]
+    pub moments: Option<Dtype>,
+    /// Most rows of logits that exist at once (default: as many as fit 1.25 GiB, or the configuration's).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub loss_chunk: Option<u32>,
     /// Rows that the busiest expert rank may get over its share.
     #[arg(long, default_value_t = 2.0)]
     pub skew: f64,

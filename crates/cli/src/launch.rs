@@ -7,8 +7,9 @@ use crate::layout;
 use crate::rank::{self, Rank};
 use std::{
     io::{self, IsTerminal},
+    path::PathBuf,
     process::Command,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc::Receiver},
     time::Duration,
 };
 use temper_checkpoint::Store;
@@ -111,23 +112,55 @@ fn supervise(
     };
     let run = config.log.dir.clone();
     let store = Store::new(&run);
-    let supervisor = Supervisor {
-        seat,
-        workers: Workers {
-            program: std::env::current_exe()?,
-            arguments: std::env::args_os().skip(1).collect(),
-            variables: temper_cuda::nccl::ENVIRONMENT.map(|(name, value)| (name.into(), value.into())).into(),
-            count: here,
-            logs: run.join("logs"),
-            device_free: Box::new(device_free),
+    run_supervisor(
+        Supervisor {
+            seat,
+            workers: workers(here, run.join("logs"))?,
+            world,
+            restarts: args.restarts as usize,
+            patience: Patience { silence: Duration::from_secs(args.silence.into()), ..Patience::default() },
+            screen: screen(),
+            resumable: Box::new(move || store.list().is_ok_and(|all| all.iter().any(|c| c.fault.is_none()))),
         },
-        world,
-        restarts: args.restarts as usize,
-        patience: Patience { silence: Duration::from_secs(args.silence.into()), ..Patience::default() },
-        screen: screen(),
-        resumable: Box::new(move || store.list().is_ok_and(|all| all.iter().any(|c| c.fault.is_none()))),
-    };
-    match supervisor.run(&stops)? {
+        &stops,
+    )
+}
+
+/// Runs this command line as `ranks` processes of this host that need no run folder; in each of them does `work`. A Ctrl-C ends it at
+/// once, and the ranks with it.
+pub fn on_this_host(ranks: usize, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    if std::env::var_os(SUPERVISOR).is_some() {
+        return rank::supervised(|_| work());
+    }
+    let (_never, stops) = Stop::new();
+    run_supervisor(
+        Supervisor {
+            seat: Seat::Only,
+            workers: workers(ranks, std::env::temp_dir())?,
+            world: Some(ranks),
+            restarts: 0,
+            patience: Patience::default(),
+            screen: screen(),
+            resumable: Box::new(|| false),
+        },
+        &stops,
+    )
+}
+
+/// This program with its arguments, `count` times.
+fn workers(count: usize, logs: PathBuf) -> io::Result<Workers> {
+    Ok(Workers {
+        program: std::env::current_exe()?,
+        arguments: std::env::args_os().skip(1).collect(),
+        variables: temper_cuda::nccl::ENVIRONMENT.map(|(name, value)| (name.into(), value.into())).into(),
+        count,
+        logs,
+        device_free: Box::new(device_free),
+    })
+}
+
+fn run_supervisor(supervisor: Supervisor, stops: &Receiver<()>) -> anyhow::Result<()> {
+    match supervisor.run(stops)? {
         0 => Ok(()),
         code => Err(Told(code).into()),
     }

@@ -4,11 +4,11 @@
 
 use crate::args::{Cli, Device as Choice};
 use crate::exit::BadInput;
-use temper_config::{Config, FloatType, Recompute as ConfigRecompute, Resolved};
+use temper_config::{Config, Device, Resolved, devices};
+use temper_model::CHUNK_ROWS;
 use temper_planner::memory::Overheads;
 use temper_planner::{
-    Candidate, Cluster, Device, Job, Layout, LayoutRequest, Network, Offload, Precision, Problem, Recompute, Space, check, devices,
-    nearest, stages,
+    Candidate, Cluster, Job, Layout, LayoutRequest, Network, Offload, Precision, Problem, Recompute, Space, check, nearest, stages,
 };
 use temper_train::setup::find_source;
 
@@ -19,26 +19,35 @@ pub const NEAREST: usize = 3;
 
 /// What the planner knows of the device of a rank.
 pub struct Place {
-    device: Device,
-    overheads: Overheads,
+    /// Its figures.
+    pub device: Device,
+    /// What libraries take there.
+    pub overheads: Overheads,
     /// Why its figures are unknown, if they are.
     unknown: Option<String>,
-    gpu: bool,
+    /// Whether it is a GPU.
+    pub gpu: bool,
     /// Ranks of a host.
     here: usize,
+}
+
+impl Place {
+    /// Whether the device's speeds are known, so that times can be predicted.
+    pub fn known(&self) -> bool {
+        self.gpu && self.unknown.is_none()
+    }
 }
 
 /// The devices that `here` ranks of this host take.
 pub fn place(cli: &Cli, here: usize) -> anyhow::Result<Place> {
     let card = if matches!(cli.device, Choice::Cpu) { None } else { temper_cuda::card(0) };
     let Some((name, bytes)) = card else { return Ok(processors(here)) };
-    let words: Vec<String> = name.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_lowercase).collect();
     let table = devices()?;
-    let found = table.iter().find(|device| words.contains(&device.name));
+    let found = Device::of(&name);
     let known: Vec<&str> = table.iter().map(|device| device.name.as_str()).collect();
     let unknown = found.is_none().then(|| format!("{name} is not among the planner's devices ({})", known.join(", ")));
-    let device = found.or(table.first()).ok_or_else(|| BadInput("the planner has no devices".into()))?;
-    let device = Device { title: name, memory_mib: bytes >> 20, ..device.clone() };
+    let device = found.or(table.first().cloned()).ok_or_else(|| BadInput("the planner has no devices".into()))?;
+    let device = Device { title: name, memory_mib: bytes >> 20, ..device };
     Ok(Place { device, overheads: Overheads::GPU, unknown, gpu: true, here })
 }
 
@@ -48,6 +57,7 @@ fn processors(here: usize) -> Place {
     let device = Device {
         name: "cpu".into(),
         title: "processors of this host".into(),
+        cards: Vec::new(),
         memory_mib: memory_mib.max(1),
         bf16_tflops: 0.1,
         fp8_tflops: None,
@@ -83,46 +93,16 @@ struct Question {
     overheads: Overheads,
 }
 
-fn job(config: &Config, place: &Place) -> Job {
-    let mut job = Job::new(config.data.seq_len, config.train.global_batch);
-    let bytes = |float: FloatType| if float == FloatType::Bfloat16 { 2 } else { 4 };
-    let weights = config.precision.dtype.map_or(if place.gpu { 2 } else { 4 }, bytes);
-    job.precision = Precision { weight_bytes: weights, grad_bytes: bytes(config.precision.grads) };
-    if config.memory.loss_chunk > 0 {
-        job.loss_chunk = config.memory.loss_chunk;
+/// The job of a configuration on the devices of a place.
+pub fn job(config: &Config, place: &Place) -> Job {
+    let mut job = Job::of(config);
+    if !place.gpu {
+        job.loss_chunk = if job.loss_chunk == 0 { CHUNK_ROWS } else { job.loss_chunk };
+        if config.precision.dtype.is_none() {
+            job.precision = Precision { weight_bytes: Precision::F32.weight_bytes, ..job.precision };
+        }
     }
     job
-}
-
-/// What the configuration fixes; of the axes only those that it gives.
-fn wish(resolved: &Resolved) -> LayoutRequest {
-    let (p, config) = (&resolved.config.parallel, &resolved.config);
-    let given = |axis: &str, value| resolved.gives(&format!("parallel.{axis}")).then_some(value);
-    LayoutRequest {
-        tp: given("tp", p.tp),
-        cp: given("cp", p.cp),
-        dp: p.dp,
-        pp: given("pp", p.pp),
-        vpp: given("vpp", p.vpp),
-        ep: given("ep", p.ep),
-        etp: given("etp", p.etp),
-        micro_batch: Some(config.train.micro_batch),
-        recompute: Some(recompute(config)),
-        offload: Some(offload(config)),
-        split: p.split.clone(),
-    }
-}
-
-fn recompute(config: &Config) -> Recompute {
-    match config.memory.recompute {
-        ConfigRecompute::None => Recompute::None,
-        ConfigRecompute::Selective => Recompute::Selective,
-        ConfigRecompute::Full => Recompute::Full,
-    }
-}
-
-fn offload(config: &Config) -> Offload {
-    if config.memory.offload_optimizer { Offload::Optimizer } else { Offload::None }
 }
 
 /// Takes the fastest layout that fits.
@@ -130,7 +110,7 @@ fn choose(resolved: &mut Resolved, question: Question, place: &Place) -> anyhow:
     if let Some(unknown) = &place.unknown {
         return Err(BadInput(format!("parallel.auto: {unknown}, so nothing can be predicted for it. Give the axes in [parallel]")).into());
     }
-    let wish = wish(resolved);
+    let wish = LayoutRequest::of(resolved);
     let Question { network, cluster, job, overheads } = question;
     let space = Space { network: &network, cluster: &cluster, job: &job, overheads };
     let found = temper_planner::search(&space, &wish);
@@ -178,7 +158,7 @@ fn nothing_fits(space: &Space, wish: &LayoutRequest, smallest: Option<&Candidate
 /// Holds a layout that the configuration gives to the rules, and says when it will not fit.
 fn hold(resolved: &mut Resolved, question: &Question, place: &Place) -> anyhow::Result<()> {
     let Question { network, cluster, job, overheads } = question;
-    let asked = LayoutRequest { etp: Some(resolved.config.parallel.etp), ..wish(resolved) };
+    let asked = LayoutRequest { etp: Some(resolved.config.parallel.etp), ..LayoutRequest::of(resolved) };
     let asked = asked.complete(cluster.gpus, network.arch.moe.is_some());
     // Replicas need not have equally many micro-batches, nor sequences equal parts: fillers complete them.
     let even = |n: usize, step: usize| n.checked_next_multiple_of(step.max(1)).unwrap_or(n);
@@ -234,13 +214,12 @@ fn axes(l: &Layout) -> String {
 
 /// The keys of `[memory]` of a layout.
 fn memory_keys(l: &Layout) -> String {
-    let mut keys = match l.recompute {
-        Recompute::None => Vec::new(),
-        Recompute::Selective => vec!["memory.recompute = \"selective\""],
-        Recompute::Full => vec!["memory.recompute = \"full\""],
-    };
+    let mut keys = Vec::new();
+    if l.recompute != Recompute::None {
+        keys.push(format!("memory.recompute = \"{}\"", l.recompute));
+    }
     if l.offload == Offload::Optimizer {
-        keys.push("memory.offload_optimizer = true");
+        keys.push("memory.offload_optimizer = true".to_string());
     }
     keys.join(" and ")
 }

@@ -15,6 +15,7 @@ mod out;
 mod plan;
 mod rank;
 mod sft;
+mod shortage;
 mod table;
 mod trace;
 mod verify;
@@ -35,13 +36,14 @@ fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
     match &cli.command {
         Command::Sft(args) => launch::sft(args, cli, |rank| {
             sft::run(args, cli, rank, &|deterministic| backend::open(cli, deterministic, rank.local_rank()), started)
+                .map_err(|e| shortage::beside_plan(e, || shortage::of_run(args, cli, rank.rank(), rank.ranks())))
         }),
         Command::Launch(args) => launch::launch(args),
         Command::Data(args) => data::run(args),
         Command::Checkpoint(args) => checkpoint::run(args),
         Command::Generate(args) => generate::run(args, backend()?),
         Command::Verify(args) => verify::run(args, cli),
-        Command::Bench(args) => bench::run(args, &|deterministic, local_rank| backend::open(cli, deterministic, local_rank), started),
+        Command::Bench(args) => bench::run(args, cli, started),
         Command::Plan(args) => plan::run(args),
     }
 }

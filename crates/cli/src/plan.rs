@@ -6,12 +6,9 @@ use crate::args::{Dtype, Plan as Args, PlanAs};
 use crate::exit::BadInput;
 use crate::out::{say, say_json};
 use std::path::{Path, PathBuf};
-use temper_config::{Config, FloatType, Recompute as ConfigRecompute};
+use temper_config::{Config, Device, devices, devices_from_toml};
 use temper_planner::memory::Overheads;
-use temper_planner::{
-    Account, BUILTIN, Cluster, Device, Job, LayoutRequest, Network, Plan, Precision, Recompute, Refused, Run, devices, devices_from_toml,
-    explain, svg,
-};
+use temper_planner::{Account, BUILTIN, Cluster, Job, LayoutRequest, Network, Plan, Precision, Refused, Run, explain, svg};
 
 /// Answers, or says why the question has no answer.
 pub fn run(args: &Args) -> anyhow::Result<()> {
@@ -65,89 +62,65 @@ fn tell_explanation(args: &Args, plan: &Plan, name: &str) -> anyhow::Result<()> 
 }
 
 fn question(args: &Args) -> anyhow::Result<Run> {
-    let mut wish = LayoutRequest::parse(&args.layout, "--layout")?;
+    let asked = LayoutRequest::parse(&args.layout, "--layout")?;
     let cluster = cluster(args)?;
-    let mut job = job(args)?;
-    let network = match (&args.config, &args.model) {
-        (Some(config), _) => configured(config, args, &mut job, &mut wish)?,
-        (None, Some(model)) => named(model, Path::new("."))?,
+    let (network, mut job, wish) = match (&args.config, &args.model) {
+        (Some(path), _) => {
+            let resolved = Config::load(path, &args.sets)?;
+            let network = named(&resolved.config.model.path, path.parent().unwrap_or(Path::new(".")))?;
+            (network, Job::of(&resolved.config), asked.or(LayoutRequest::of(&resolved)))
+        }
+        (None, Some(model)) => (named(model, Path::new("."))?, Job::new(4096, args.gpus.saturating_mul(4) as usize), asked),
         (None, None) => return Err(BadInput("give a configuration, or --model".into()).into()), // clap sees to it
     };
+    lay_over(args, &mut job)?;
     if let Some(speed) = args.measured {
-        positive("--measured", speed, 1e12)?;
-    }
-    if let Some(tokens) = args.mean_tokens {
-        job.mean_tokens = positive("--mean-tokens", tokens, job.seq as f64)?;
+        within("--measured", speed, 1e-6, 1e12)?;
     }
     Ok(Run { network, cluster, job, wish, overheads: Overheads::GPU })
 }
 
-/// A number of the command line that must lie above 0.
-fn positive(name: &str, value: f64, most: f64) -> Result<f64, BadInput> {
-    match value > 0.0 && value <= most {
+/// A number of the command line that must make sense.
+fn within(name: &str, value: f64, least: f64, most: f64) -> Result<f64, BadInput> {
+    match (least..=most).contains(&value) {
         true => Ok(value),
-        false => Err(BadInput(format!("{name} {value}: give a number above 0, at most {most}"))),
+        false => Err(BadInput(format!("{name} {value}: give a number from {least} to {most}"))),
     }
 }
 
-fn job(args: &Args) -> anyhow::Result<Job> {
-    let mut job = Job::new(args.seq.unwrap_or(4096) as usize, args.global_batch.unwrap_or(args.gpus.saturating_mul(4)) as usize);
+/// What the command line says of the job, over what is known of it.
+fn lay_over(args: &Args, job: &mut Job) -> anyhow::Result<()> {
+    if let Some(seq) = args.seq {
+        (job.seq, job.mean_tokens) = (seq as usize, f64::from(seq));
+    }
+    job.global_batch = args.global_batch.map_or(job.global_batch, |n| n as usize);
     job.account = match args.account {
         PlanAs::Temper => Account::Temper,
         PlanAs::Megatron => Account::Megatron,
     };
-    let bytes = |dtype: Dtype| match dtype {
-        Dtype::Bf16 => 2,
-        Dtype::F32 => 4,
+    let bytes = |dtype: Option<Dtype>, otherwise: u8| match dtype {
+        Some(Dtype::Bf16) => 2,
+        Some(Dtype::F32) => 4,
+        None => otherwise,
     };
-    job.precision = Precision { weight_bytes: bytes(args.dtype), grad_bytes: bytes(args.grads) };
-    job.skew = positive("--skew", args.skew, 1e3)?.max(1.0);
-    job.storage_gb_s = positive("--storage", args.storage, 1e9)?;
-    job.steps = args.steps;
-    Ok(job)
-}
-
-/// The model of a training configuration; what the command line leaves open comes from there.
-fn configured(path: &Path, args: &Args, job: &mut Job, wish: &mut LayoutRequest) -> anyhow::Result<Network> {
-    let config = Config::load(path, &args.sets)?.config;
-    if args.seq.is_none() {
-        job.seq = config.data.seq_len;
-        job.mean_tokens = job.seq as f64;
+    let p = job.precision;
+    job.precision = Precision {
+        weight_bytes: bytes(args.dtype, p.weight_bytes),
+        grad_bytes: bytes(args.grads, p.grad_bytes),
+        moment_bytes: bytes(args.moments, p.moment_bytes),
+    };
+    job.loss_chunk = args.loss_chunk.map_or(job.loss_chunk, |n| n as usize);
+    job.skew = within("--skew", args.skew, f64::MIN_POSITIVE, 1e3)?.max(1.0);
+    job.storage_gb_s = within("--storage", args.storage, 1e-3, 1e6)?;
+    job.steps = args.steps.or(job.steps);
+    if let Some(tokens) = args.mean_tokens {
+        job.mean_tokens = within("--mean-tokens", tokens, 1.0, job.seq as f64)?;
     }
-    if args.global_batch.is_none() {
-        job.global_batch = config.train.global_batch;
-    }
-    wish.micro_batch = wish.micro_batch.or(Some(config.train.micro_batch));
-    if config.memory.recompute == ConfigRecompute::Full {
-        wish.recompute = wish.recompute.or(Some(Recompute::Full));
-    }
-    let memory = &config.memory;
-    let moments = config.precision.moments == FloatType::Bfloat16;
-    for (set, key) in [
-        (memory.recompute == ConfigRecompute::Selective, "memory.recompute = \"selective\" (see --layout recompute=)"),
-        (memory.offload_optimizer, "memory.offload_optimizer (see --layout offload=)"),
-        (moments, "precision.moments"),
-    ] {
-        if set {
-            crate::out::tell(format_args!("note: {key} is not taken over into the plan"));
-        }
-    }
-    if config.precision.dtype == Some(FloatType::Float32) {
-        job.precision.weight_bytes = 4;
-    }
-    if config.precision.grads == FloatType::Bfloat16 {
-        job.precision.grad_bytes = 2;
-    }
-    if config.memory.loss_chunk > 0 {
-        job.loss_chunk = config.memory.loss_chunk;
-    }
-    job.steps = job.steps.or(config.train.steps.map(|n| n as u64));
-    let folder = path.parent().unwrap_or(Path::new("."));
-    named(&config.model.path, folder)
+    Ok(())
 }
 
 /// A model by folder, file, built-in name or Hub id, in that order.
-fn named(spec: &str, base: &Path) -> anyhow::Result<Network> {
+pub fn named(spec: &str, base: &Path) -> anyhow::Result<Network> {
     let path = base.join(spec);
     if path.is_dir() {
         return Ok(Network::from_folder(&path)?);
@@ -172,7 +145,7 @@ fn named(spec: &str, base: &Path) -> anyhow::Result<Network> {
 fn cluster(args: &Args) -> anyhow::Result<Cluster> {
     let mut device = device(&args.gpu, args.gpu_file.as_deref())?;
     if let Some(bandwidth) = args.network {
-        device.network_gb_s = positive("--network", bandwidth, 1e9)?;
+        device.network_gb_s = within("--network", bandwidth, 1e-3, 1e6)?;
     }
     let gpus = args.gpus as usize;
     let per_node = match args.nodes.map(|n| n as usize) {

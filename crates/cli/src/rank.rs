@@ -59,6 +59,11 @@ impl Rank {
         self.me.size == 1
     }
 
+    /// Its number among them.
+    pub fn rank(&self) -> usize {
+        self.me.rank
+    }
+
     /// Ranks of the job.
     pub fn ranks(&self) -> usize {
         self.me.size
@@ -149,7 +154,10 @@ pub fn supervised(work: impl FnOnce(&Rank) -> anyhow::Result<()>) -> anyhow::Res
             worker.done();
             return Ok(());
         }
-        Ok(Err(error)) => Failed { message: error.to_string(), code: exit::code_of(&error), kind: kind_of(&error) },
+        Ok(Err(error)) => {
+            let (message, kind) = words(rank.me.rank, &error);
+            Failed { message, code: exit::code_of(&error), kind }
+        }
         Err(_) => {
             let what = panicked.lock().unwrap_or_else(PoisonError::into_inner).clone();
             Failed { message: format!("this is a bug in temper: {what}"), code: PANICKED, kind: Kind::Own }
@@ -173,20 +181,28 @@ fn note_panics() -> Arc<Mutex<String>> {
     last
 }
 
-/// Whose fault an error is.
-fn kind_of(error: &anyhow::Error) -> Kind {
+/// What rank `me` says of an error, and whose fault it is.
+fn words(me: usize, error: &anyhow::Error) -> (String, Kind) {
+    use temper_checkpoint::{Class, Error as Checkpoint};
     use temper_train::Error as Train;
-    if matches!(error.downcast_ref(), Some(Train::Interrupted { .. })) {
-        return Kind::Interrupted;
-    }
     let comm = match error.downcast_ref() {
-        Some(Train::Model(temper_model::Error::Comm(e))) => Some(e),
+        Some(Train::Interrupted { .. }) => return (error.to_string(), Kind::Interrupted),
+        Some(Train::Checkpoint(Checkpoint::OfRank { rank, class, message })) => {
+            let kind = match class {
+                _ if *rank == me => Kind::Own,
+                Class::Lost => Kind::Secondary { of: *rank },
+                Class::Failed | Class::BadInput | Class::NotWhole => Kind::Passed { of: *rank },
+            };
+            return (message.clone(), kind);
+        }
+        Some(Train::Model(temper_model::Error::Comm(e)) | Train::Checkpoint(Checkpoint::Comm(e))) => Some(e),
         _ => error.downcast_ref::<temper_comm::Error>(),
     };
-    match comm {
+    let kind = match comm {
         Some(temper_comm::Error::Lost { from, .. } | temper_comm::Error::Timeout { from, .. }) => Kind::Secondary { of: *from },
         _ => Kind::Own,
-    }
+    };
+    (error.to_string(), kind)
 }
 
 /// What a rank runs with: the program, the configuration by key, the model's and the data's files, the libraries' variables.

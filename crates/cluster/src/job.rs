@@ -224,7 +224,13 @@ impl Job {
                 self.all(&Order::Logs);
             }
             Told::Done => self.ranks[rank].done = true,
-            Told::Failed(failed) => self.fail(rank, Cause::Said(failed), now),
+            Told::Failed(failed) => match failed.kind {
+                Kind::Passed { of } if of < self.ranks.len() => {
+                    self.ranks[rank].failed = true;
+                    self.fail(of, Cause::Said(Failed { kind: Kind::Own, ..failed }), now);
+                }
+                _ => self.fail(rank, Cause::Said(failed), now),
+            },
             Told::Ready | Told::Hello { .. } => {}
         }
     }

@@ -99,6 +99,11 @@ pub enum Kind {
         /// That rank.
         of: usize,
     },
+    /// Another rank's own: it has told this one, which passes it on in the other's words.
+    Passed {
+        /// That rank.
+        of: usize,
+    },
     /// Nobody's: it was asked to stop, and did so in order.
     Interrupted,
 }

@@ -276,7 +276,8 @@ impl Node {
             }
         }
         let last = !events.is_empty() && self.slots.iter().all(|slot| slot.reported);
-        if last && self.slots.iter().any(|slot| slot.log.is_waiting()) {
+        let failed = self.slots.iter_mut().any(|slot| slot.process.exit() != Some(Exit::Code(0)));
+        if last && failed && self.slots.iter().any(|slot| slot.log.is_waiting()) {
             self.open_logs(&spare_logs(&self.start.as_ref().map(|s| s.job.clone()).unwrap_or_default()));
         }
         events.into_iter().for_each(|event| self.report(event));

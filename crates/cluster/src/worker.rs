@@ -111,6 +111,7 @@ impl Worker {
         let text = text.to_string_lossy();
         let lead =
             Lead::parse(&text).ok_or_else(|| Error::Input(format!("{SUPERVISOR}={text}: only temper sets this variable; unset it")))?;
+        die_with_parent();
         let stream = TcpStream::connect(&lead.address).map_err(doing(format!("the supervisor at {}", lead.address)))?;
         let set = stream.set_nodelay(true).and_then(|()| stream.set_write_timeout(Some(WRITE))).and_then(|()| stream.try_clone());
         let reader = set.map_err(doing("the supervisor's connection"))?;
@@ -202,6 +203,13 @@ impl Worker {
         // A supervisor that is gone ends this process, by the listener.
         let _ = self.shared.tell(told);
     }
+}
+
+/// A worker that is stopped does not hear that its supervisor is gone; the kernel ends it all the same. Where there is no such service
+/// (and under launchers that put a process between), the connection must do.
+fn die_with_parent() {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)); // refuses only what is no signal
 }
 
 /// Passes answers on; ends the process with its supervisor. Nothing is cleaned up: what a collective or a device call blocks would

@@ -31,40 +31,6 @@ impl Default for Axes {
 }
 
 impl Axes {
-    /// The axes of a layout like `tp=2,pp=2,ep=4` of `world` ranks. An axis not named is 1, but for dp, which takes what is left.
-    ///
-    /// # Errors
-    /// When an axis is unknown or no whole number, or the axes do not make up the ranks.
-    pub fn parse(layout: &str, world: usize) -> Result<Axes> {
-        let error = |what: String| Error::Transport(format!("layout {layout}: {what}"));
-        let (mut axes, mut dp) = (Axes::default(), None);
-        for part in layout.split(',').map(str::trim).filter(|p| !p.is_empty()) {
-            let (name, size) = part.split_once('=').ok_or_else(|| error(format!("{part} is not of the form axis=ranks")))?;
-            let size = size.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| error(format!("{part}: not a number of ranks")))?;
-            match name.trim() {
-                "tp" => axes.tp = size,
-                "cp" => axes.cp = size,
-                "dp" => dp = Some(size),
-                "pp" => axes.pp = size,
-                "ep" => axes.ep = size,
-                "etp" => axes.etp = size,
-                other => return Err(error(format!("there is no axis {other}; they are tp, cp, dp, pp, ep, etp"))),
-            }
-        }
-        let product = |axes: &Axes| [axes.tp, axes.cp, axes.pp, axes.dp].iter().try_fold(1usize, |all, n| all.checked_mul(*n));
-        let others = product(&axes).unwrap_or(usize::MAX);
-        axes.dp = dp.unwrap_or((world / others).max(1));
-        if product(&axes) != Some(world) {
-            let Axes { tp, cp, dp, pp, .. } = axes;
-            return Err(error(format!("tp {tp} x cp {cp} x dp {dp} x pp {pp} does not make up {world} ranks")));
-        }
-        let experts = axes.ep.checked_mul(axes.etp).filter(|n| axes.stage_ranks().is_multiple_of(*n));
-        if experts.is_none() {
-            return Err(error(format!("ep {} x etp {} does not divide the {} ranks of a stage", axes.ep, axes.etp, axes.stage_ranks())));
-        }
-        Ok(axes)
-    }
-
     /// Ranks of a stage.
     pub fn stage_ranks(&self) -> usize {
         self.tp * self.cp * self.dp
@@ -244,29 +210,5 @@ impl Mesh {
     /// This rank's place along the data axis alone (context apart).
     pub fn replica(&self) -> usize {
         self.rank / (self.axes.tp * self.axes.cp) % self.axes.dp
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layouts_are_read_and_wrong_ones_refused() {
-        let all = Axes { tp: 2, cp: 1, dp: 4, pp: 2, ep: 4, etp: 1 };
-        assert_eq!(Axes::parse("tp=2, pp=2,ep=4", 16).ok(), Some(all));
-        assert_eq!(Axes::parse("", 3).ok(), Some(Axes { dp: 3, ..Axes::default() }));
-        for (layout, words) in [
-            ("tp=3", "does not make up 16"),
-            ("tp=2,dp=4", "does not make up 16"),
-            ("tp=0", "tp=0: not a number"),
-            ("tp", "not of the form"),
-            ("vp=2", "no axis vp"),
-            ("ep=3", "does not divide the 16"),
-            ("tp=4294967296,cp=4294967296", "does not make up"),
-        ] {
-            let text = Axes::parse(layout, 16).map(drop).unwrap_err().to_string();
-            assert!(text.contains(words), "{layout}: {text}");
-        }
     }
 }

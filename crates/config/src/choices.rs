@@ -15,6 +15,23 @@ macro_rules! choice {
             const ALL: &'static [(Self, &'static [&'static str], &'static str)] =
                 &[$((Self::$value, &[$($word),+], $meaning)),+];
         }
+
+        impl $type {
+            /// Every value, in the order of the reference.
+            pub fn values() -> impl Iterator<Item = Self> {
+                Self::ALL.iter().map(|(value, ..)| *value)
+            }
+
+            /// Its word in a configuration.
+            pub fn name(self) -> &'static str {
+                self.word()
+            }
+
+            /// The value that a word selects.
+            pub fn named(word: &str) -> Option<Self> {
+                Self::ALL.iter().find(|(_, words, _)| words.contains(&word)).map(|(value, ..)| *value)
+            }
+        }
     };
 }
 
@@ -127,7 +144,7 @@ choice! {
     RecomputePart {
         /// Outputs of the norms.
         Norm = "norm";
-        /// SwiGLU's output, and q, k, v after norm and rotation.
+        /// SwiGLU's output (experts never keep theirs), and q, k, v after norm and rotation.
         Act = "act";
         /// Everything of the experts but the router's decision.
         Moe = "moe";
@@ -136,4 +153,9 @@ choice! {
         /// The product of q, k and v.
         Qkv = "qkv";
     }
+}
+
+impl RecomputePart {
+    /// What "selective" computes again unless `memory.recompute_parts` says otherwise.
+    pub const USUAL: [RecomputePart; 3] = [RecomputePart::Norm, RecomputePart::Act, RecomputePart::Moe];
 }

@@ -140,7 +140,7 @@ pub(crate) fn recompute_parts() -> Spec<Vec<RecomputePart>> {
         Value::List(items) => items.iter().map(|item| (one.read)(item)).collect(),
         _ => fault(node, "a list of parts, e.g. [\"norm\", \"act\"]"),
     };
-    let default = vec![RecomputePart::Norm, RecomputePart::Act, RecomputePart::Moe];
+    let default = RecomputePart::USUAL.to_vec();
     Spec { choices, ..special(&kind, Some(default), "[\"norm\", \"act\", \"moe\"]", read) }
 }
 

@@ -4,16 +4,6 @@
 #define COLS(c) for (int c = threadIdx.x * V; c < H; c += blockDim.x * V)
 struct alignas(V * sizeof(T)) Access { T x[V]; };
 
-// Thread (t, r): ranks[t, r] = r where an expert of t lies on rank r, else N; rows[r] counts the routed rows.
-KERNEL moe_ranks(int* ranks, int* rows, const int* experts, int T_, int K, int N, int per_rank, int slices) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= T_ * N) return;
-  const int t = i / N, r = i % N;
-  int here = 0;
-  for (int k = 0; k < K; k++) here += experts[t * K + k] / per_rank == r / slices;
-  ranks[i] = here ? r : N;
-  if (here) atomicAdd(&rows[r], here);
-}
 // out[place[t, k]] = x[t] for each k whose place lies below R, rows of `row` accesses. Going by tokens reads x once; by the rows of `out`, x would be pushed
 // out of the cache by what is written, and read K times. A thread holds up to HELD accesses of x, and lane k of each warp place[t, k].
 #define HELD 2
@@ -52,28 +42,5 @@ KERNEL moe_combine(T* out, const T* y, const float* weights, const int* place, i
       for (int j = 0; j < V; j++) acc[j] += w * r[j];
     }
     store(out + t * H + c, acc);
-  }
-}
-// dy[place[t, k]] = weights[t, k] * dout[t], dweights[t, k] = <y[place[t, k]], dout[t]>; 0 where the place is R or more. One block a token.
-KERNEL moe_combine_grad(T* dy, float* dweights, const T* dout, const T* y, const float* weights, const int* place, int K, int H, int R) {
-  __shared__ float buffer[32];
-  const i64 t = blockIdx.x;
-  for (int k = 0; k < K; k++) {
-    const i64 p = place[t * K + k];
-    if (p >= R) {
-      if (threadIdx.x == 0) dweights[t * K + k] = 0;
-      continue;  // the whole block
-    }
-    const float w = weights[t * K + k];
-    float s = 0;
-    COLS(c) {
-      float d[V], r[V];
-      load(dout + t * H + c, d); load(y + p * H + c, r);
-#pragma unroll
-      for (int j = 0; j < V; j++) { s += d[j] * r[j]; d[j] *= w; }
-      store(dy + p * H + c, d);
-    }
-    s = block_sum(s, buffer);
-    if (threadIdx.x == 0) dweights[t * K + k] = s;
   }
 }

@@ -82,3 +82,13 @@ KERNEL sort_scatter(int* out_keys, int* out_values, int* inverse, const int* pla
     if (inverse) inverse[value] = place;
   }
 }
+// Thread (t, r): ranks[t, r] = r where an expert of t lies on rank r, else N; rows[r] counts the routed rows.
+KERNEL moe_ranks(int* ranks, int* rows, const int* experts, int tokens, int K, int N, int per_rank, int slices) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= tokens * N) return;
+  const int t = i / N, r = i % N;
+  int here = 0;
+  for (int k = 0; k < K; k++) here += experts[t * K + k] / per_rank == r / slices;
+  ranks[i] = here ? r : N;
+  if (here) atomicAdd(&rows[r], here);
+}

@@ -158,6 +158,26 @@ impl Tensors {
         Ok(flat(bucket)?.slice_rows(range.clone()).reshape(shape))
     }
 
+    /// The elements of all parameters at once, in the order of declaration.
+    pub fn all_mut(&mut self) -> Result<Vec<ViewMut<'_>>> {
+        let slots = &self.slots;
+        let mut views: Vec<Option<ViewMut<'_>>> = (0..slots.len()).map(|_| None).collect();
+        for (bucket, tensor) in self.buckets.iter_mut().enumerate() {
+            let mut own: Vec<ParamId> = slots.in_bucket(bucket).collect();
+            own.sort_by_key(|id| slots.slot(*id).range.start);
+            let Some(tensor) = tensor else { continue };
+            let (mut rest, mut at) = (flat(tensor)?, 0);
+            for id in own {
+                let range = &slots.slot(id).range;
+                let (here, tail) = rest.split_rows(range.start - at).1.split_rows(range.len());
+                (rest, at) = (tail, range.end);
+                views[id.0] = Some(here);
+            }
+        }
+        let missing = |id: usize| Error::MissingWeights(slots.slot(ParamId(id)).name().to_string());
+        views.into_iter().enumerate().map(|(id, view)| view.ok_or_else(|| missing(id))).collect()
+    }
+
     /// Two different parameters at once.
     pub fn get_pair_mut(&mut self, a: ParamId, b: ParamId) -> Result<(ViewMut<'_>, ViewMut<'_>)> {
         let (x, y) = (&self.slots.slots[a.0], &self.slots.slots[b.0]);

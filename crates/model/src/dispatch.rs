@@ -87,7 +87,7 @@ impl Dispatch {
     }
 
     /// From this rank's tokens, [t, W], to those that are here, [n, W]: their rows at every rank that works on them.
-    pub fn to_ranks<'a>(&self, cx: &Cx, x: View<'a>) -> Result<Tokens<'a>> {
+    pub fn spread<'a>(&self, cx: &Cx, x: View<'a>) -> Result<Tokens<'a>> {
         match &self.exchange {
             None => Ok(Tokens::Own(x)),
             Some(e) => Ok(Tokens::Arrived(e.road.spread(cx, x)?)),
@@ -96,7 +96,7 @@ impl Dispatch {
 
     /// From rows of the tokens that are here, [n, W], to the sums over all ranks for this rank's tokens, [t, W]. `meanwhile` is done
     /// while the rows are on their way.
-    pub fn from_ranks(&self, cx: &Cx, x: Tensor, meanwhile: impl FnOnce() -> Result<()>) -> Result<Tensor> {
+    pub fn collect(&self, cx: &Cx, x: Tensor, meanwhile: impl FnOnce() -> Result<()>) -> Result<Tensor> {
         let Some(Exchange { road, .. }) = &self.exchange else { return meanwhile().map(|()| x) };
         let (width, tokens) = (x.shape()[1], road.place.shape()[0]);
         let mut back = cx.ops.alloc(x.dtype(), &[road.send.iter().sum(), width])?;

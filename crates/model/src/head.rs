@@ -13,7 +13,7 @@ use crate::param::ParamId;
 use crate::{Act, AxisRank, Cx, Grads, Labels, Names, Result};
 use std::{ops::Range, sync::Arc};
 use temper_config::Arch;
-use temper_tensor::{Beta, Tensor, Trans, View, ViewMut};
+use temper_tensor::{Beta, DType, Tensor, Trans, View, ViewMut};
 
 /// Final norm and output matrix.
 pub struct Head {
@@ -33,6 +33,22 @@ pub struct Head {
 const TILE: usize = 256;
 /// Default of [`Head::chunk_rows`].
 pub const CHUNK_ROWS: usize = 512;
+
+/// Rows of logits over `vocab` classes that exist at once unless the user says: each chunk reads and writes the gradient of the whole
+/// output matrix, so a GPU takes as many as fit 1.25 GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
+pub fn chunk_rows(vocab: usize, dtype: DType, on_device: bool) -> usize {
+    let fit = (5usize << 28) / (vocab * dtype.size()).max(1);
+    if on_device { (fit / 256 * 256).clamp(512, 8192) } else { CHUNK_ROWS }
+}
+
+/// Rows of the largest of the nearly equal parts of at most `chunk` that `rows` rows are cut into: whole tiles of products where that
+/// makes no more parts.
+pub fn largest_chunk(rows: usize, chunk: usize) -> usize {
+    let parts = rows.div_ceil(chunk.max(1)).max(1);
+    let size = rows.div_ceil(parts).max(1);
+    let tiles = size.next_multiple_of(TILE);
+    if tiles <= chunk { tiles } else { size }
+}
 
 impl Head {
     /// The head of an architecture, with `tp`'s share of the classes.
@@ -121,12 +137,9 @@ impl Head {
         Ok(logits)
     }
 
-    /// `0..rows` in nearly equal parts of at most `chunk_rows`, whole tiles of products where that makes no more parts.
+    /// `0..rows` in parts of [`largest_chunk`] rows.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let parts = rows.div_ceil(self.chunk_rows.max(1)).max(1);
-        let size = rows.div_ceil(parts).max(1);
-        let tiles = size.next_multiple_of(TILE);
-        let size = if tiles <= self.chunk_rows { tiles } else { size };
+        let size = largest_chunk(rows, self.chunk_rows);
         (0..rows).step_by(size).map(move |start| start..(start + size).min(rows))
     }
 

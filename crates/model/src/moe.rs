@@ -54,10 +54,6 @@ pub struct Saved {
     rows: Option<Tensor>,
     /// [R, 2I].
     gate_up: Option<Tensor>,
-    /// [R, I].
-    act: Option<Tensor>,
-    /// [R, H].
-    out: Option<Tensor>,
 }
 
 impl Saved {
@@ -67,10 +63,7 @@ impl Saved {
             self.x = None;
         }
         if parts.moe {
-            (self.rows, self.gate_up, self.out) = (None, None, None);
-        }
-        if parts.act || parts.moe {
-            self.act = None;
+            (self.rows, self.gate_up) = (None, None);
         }
     }
 }
@@ -101,14 +94,13 @@ impl Moe {
         let act = self.activate(cx, &gate_up)?;
         let out = self.product(cx, &act, self.down, self.hidden, &dispatch)?;
         let y = self.combine(cx, &out, Some(dispatch.weights(&routing)), &dispatch)?;
-        let y = dispatch.from_ranks(cx, y, || Ok(()))?;
-        let (rows, gate_up, act, out) = (Some(rows), Some(gate_up), Some(act), Some(out));
-        Ok((cx.join_shares(y)?, Saved { x: Some(Arc::new(x)), routing, dispatch, rows, gate_up, act, out }))
+        let y = dispatch.collect(cx, y, || Ok(()))?;
+        Ok((cx.join_shares(y)?, Saved { x: Some(Arc::new(x)), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up) }))
     }
 
     /// The rows of this rank's experts, [R, H].
     fn gather(&self, cx: &Cx, x: &Tensor, dispatch: &Dispatch) -> Result<Tensor> {
-        let tokens = dispatch.to_ranks(cx, cx.own_share(x.view()))?;
+        let tokens = dispatch.spread(cx, cx.own_share(x.view()))?;
         let mut rows = cx.alloc(&[dispatch.rows, self.hidden])?;
         cx.ops.moe_gather(rows.view_mut(), tokens.view(), dispatch.place.view())?;
         Ok(rows)
@@ -137,35 +129,31 @@ impl Moe {
 
     /// Computes what was dropped again; `x` gives the input if that was.
     pub fn complete(&self, cx: &Cx, saved: Saved, x: impl FnOnce() -> Result<Tensor>) -> Result<Saved> {
-        let Saved { x: kept, routing, dispatch, rows, gate_up, act, out } = saved;
+        let Saved { x: kept, routing, dispatch, rows, gate_up } = saved;
         let x = kept.map_or_else(|| x().map(Arc::new), Ok)?;
         let rows = rows.map_or_else(|| self.gather(cx, &x, &dispatch), Ok)?;
         let gate_up = gate_up.map_or_else(|| self.product(cx, &rows, self.gate_up, 2 * self.size, &dispatch), Ok)?;
-        let act = act.map_or_else(|| self.activate(cx, &gate_up), Ok)?;
-        let out = out.map_or_else(|| self.product(cx, &act, self.down, self.hidden, &dispatch), Ok)?;
-        Ok(Saved { x: Some(x), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) })
+        Ok(Saved { x: Some(x), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up) })
     }
 
     /// `dx[T, H]` from `dy[T, H]` and from the auxiliary losses; adds the gradients of the router and of every expert, which are
     /// computed while the rows of `dx` are on their way between ranks.
+    ///
+    /// The weights of a token's experts enter at the activation instead of the output: `w * (act . W) = (w * act) . W`, so that neither
+    /// activation nor output need be kept (their gradients are [`temper_tensor::Ops::moe_act_grad`]'s).
     pub fn backward(&self, cx: &Cx, saved: Saved, dy: &Act, aux: &AuxGrad, grads: &mut Grads) -> Result<Tensor> {
-        let Saved { x: Some(x), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up), act: Some(act), out: Some(out) } = saved
-        else {
+        let Saved { x: Some(x), routing, dispatch, rows: Some(rows), gate_up: Some(gate_up) } = saved else {
             return Err(Error::Incomplete);
         };
-        let (w_gate_up, w_down, offsets) = (cx.weights.get(self.gate_up)?, cx.weights.get(self.down)?, dispatch.offsets.view());
-        let (dout, dweights) = self.combine_grad(cx, &routing, &dispatch, out, dy)?;
-        let mut dact = cx.alloc(act.shape())?;
-        cx.ops.grouped_gemm(GroupedGemm::InputGrad, dact.view_mut(), dout.view(), w_down, offsets)?;
-        let mut dgate_up = cx.alloc(gate_up.shape())?;
-        cx.ops.swiglu_grad(dgate_up.view_mut(), dact.view(), gate_up.view())?;
-        drop((dact, gate_up));
+        let offsets = dispatch.offsets.view();
+        let dout = self.gather(cx, dy, &dispatch)?;
+        let (dgate_up, act, dweights) = self.activation_grad(cx, &routing, &dispatch, &dout, gate_up)?;
         let mut drows = cx.alloc(rows.shape())?;
-        cx.ops.grouped_gemm(GroupedGemm::InputGrad, drows.view_mut(), dgate_up.view(), w_gate_up, offsets)?;
+        cx.ops.grouped_gemm(GroupedGemm::InputGrad, drows.view_mut(), dgate_up.view(), cx.weights.get(self.gate_up)?, offsets)?;
         let dx = self.combine(cx, &drows, None, &dispatch)?;
         drop(drows);
         let dlogits = self.router_backward(cx, &routing, &dweights, aux)?;
-        let mut dx = dispatch.from_ranks(cx, dx, || {
+        let mut dx = dispatch.collect(cx, dx, || {
             let mut expert_grad = |weight, dy: Tensor, x: Tensor| -> Result<()> {
                 let (dw, beta) = grads.sum_into(weight)?;
                 Ok(cx.ops.grouped_gemm(GroupedGemm::WeightGrad(beta), dw, dy.view(), x.view(), offsets)?)
@@ -179,14 +167,24 @@ impl Moe {
         cx.join_shares(dx)
     }
 
-    /// The gradients of what the experts made, `dout[R, H]`, and of their weights, `dweights[t, K]`, from `dy[T, H]`.
-    fn combine_grad(&self, cx: &Cx, routing: &Routing, dispatch: &Dispatch, out: Tensor, dy: &Act) -> Result<(Tensor, Tensor)> {
-        let dy = dispatch.to_ranks(cx, cx.own_share(dy.view()))?;
+    /// From `dout[R, H]`, the gradient of what the experts made before it is weighted: `dgate_up[R, 2I]`, the weighted activation [R, I]
+    /// and `dweights[t, K]`.
+    fn activation_grad(
+        &self,
+        cx: &Cx,
+        routing: &Routing,
+        dispatch: &Dispatch,
+        dout: &Tensor,
+        gate_up: Tensor,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
         let weights = dispatch.weights(routing);
-        let mut dout = cx.alloc(out.shape())?;
+        let mut dact = cx.alloc(&[dispatch.rows, self.size])?;
+        cx.ops.grouped_gemm(GroupedGemm::InputGrad, dact.view_mut(), dout.view(), cx.weights.get(self.down)?, dispatch.offsets.view())?;
+        let (mut dgate_up, mut act) = (cx.alloc(gate_up.shape())?, cx.alloc(dact.shape())?);
         let mut dweights = cx.alloc_stat(weights.shape())?;
-        cx.ops.moe_combine_grad(dout.view_mut(), dweights.view_mut(), dy.view(), out.view(), weights, dispatch.place.view())?;
-        Ok((dout, dispatch.from_ranks(cx, dweights, || Ok(()))?))
+        let outs = (dgate_up.view_mut(), act.view_mut(), dweights.view_mut());
+        cx.ops.moe_act_grad(outs.0, outs.1, outs.2, dact.view(), gate_up.view(), weights, dispatch.place.view())?;
+        Ok((dgate_up, act, dispatch.collect(cx, dweights, || Ok(()))?))
     }
 
     /// The router's decision for `x[t, H]`; its logits are never rounded below the stat dtype.

@@ -38,7 +38,12 @@ impl Weights {
 
     /// The F32 values of [`Weights::random`] in host memory, one tensor per parameter.
     pub fn random_host(params: &[Param], seed: u64) -> Vec<Tensor> {
-        params.iter().map(|param| Tensor::from_vec(draw(param, seed), &param.shape)).collect()
+        params.iter().map(|param| Weights::draw(param, seed)).collect()
+    }
+
+    /// Those of one parameter.
+    pub fn draw(param: &Param, seed: u64) -> Tensor {
+        Tensor::from_vec(draw(param, seed), &param.shape)
     }
 
     /// Weights from host tensors of type `dtype`, one per parameter and in its shape.
@@ -83,6 +88,11 @@ impl Weights {
     /// The tensor of a parameter, for the optimizer and for loading.
     pub fn get_mut(&mut self, id: ParamId) -> Result<ViewMut<'_>> {
         self.tensors.get_mut(id)
+    }
+
+    /// The elements of all parameters at once, in the order of declaration: to be filled from files.
+    pub fn all_mut(&mut self) -> Result<Vec<ViewMut<'_>>> {
+        self.tensors.all_mut()
     }
 
     /// Begins an operation between ranks on the weights of a bucket, such as gathering what each has updated. Who next uses one of

@@ -4,7 +4,7 @@ use crate::losses::Losses;
 use crate::words::{bytes, count, duration, printable, short, thousands};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
-use temper_train::events::{End, Eval, Event, Notice, Saved, Sink, Start, Step};
+use temper_train::events::{End, Eval, Event, Loading, Notice, Saved, Sink, Start, Step};
 
 /// Where progress is shown.
 pub enum Target {
@@ -61,6 +61,9 @@ impl Progress {
     fn start(&mut self, start: &Start) {
         (self.first, self.last) = (start.step, start.steps);
         self.say(&start_line(start));
+        if let Some(loaded) = &start.loaded {
+            self.say(&loaded_line(loaded));
+        }
         if let Screen::Bar(bar) = &self.screen {
             let template = "{bar:24.blue/white.dim} {pos}/{len}  {msg}";
             bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━━─"));
@@ -151,6 +154,15 @@ fn start_line(start: &Start) -> String {
     )
 }
 
+fn loaded_line(loaded: &Loading) -> String {
+    let Loading { bytes: own, wall_s, gb_per_s, ranks, all_bytes, all_gb_per_s, .. } = loaded;
+    let all = match ranks {
+        1 => String::new(),
+        _ => format!("  ({ranks} ranks: {}, {} GB/s)", bytes(*all_bytes), short(*all_gb_per_s, 2)),
+    };
+    format!("read   {} in {}, {} GB/s{all}", bytes(*own), duration(*wall_s), short(*gb_per_s, 2))
+}
+
 fn eval_line(eval: &Eval) -> String {
     format!(
         "eval after step {}  loss {}  perplexity {}  {} tokens  {}",
@@ -163,7 +175,10 @@ fn eval_line(eval: &Eval) -> String {
 }
 
 fn saved_line(saved: &Saved) -> String {
-    format!("saved step {}  {}  {} in {}", saved.step, saved.path, bytes(saved.bytes), duration(saved.wall_s))
+    let gb_per_s = saved.bytes as f64 / 1e9 / saved.wall_s.max(1e-9);
+    let paused = saved.paused_s.map_or(String::new(), |s| format!(", training paused {}", duration(s)));
+    let (size, wall) = (bytes(saved.bytes), duration(saved.wall_s));
+    format!("saved step {}  {}  {size} in {wall}, {} GB/s{paused}", saved.step, saved.path, short(gb_per_s, 2))
 }
 
 fn notice_line(notice: &Notice) -> String {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use temper_monitor::{Curve, EventLog, Fan, Progress, Target, TensorBoard};
-use temper_train::events::{End, Eval, Event, Notice, Saved, Sink, Start, Step};
+use temper_train::events::{End, Eval, Event, Loading, Notice, Saved, Sink, Start, Step};
 
 fn start(first: usize, steps: usize) -> Event {
     Event::Start(Start {
@@ -19,6 +19,15 @@ fn start(first: usize, steps: usize) -> Event {
         samples: 1234,
         sequences: 567,
         startup_s: 1.25,
+        loaded: Some(Loading {
+            bytes: 3 << 30,
+            wanted_bytes: 3 << 30,
+            wall_s: 2.0,
+            gb_per_s: 1.61,
+            ranks: 4,
+            all_bytes: 12 << 30,
+            all_gb_per_s: 6.2,
+        }),
     })
 }
 
@@ -170,7 +179,13 @@ fn plain_lines_say_what_happened() {
     let mut events: Vec<Event> = (1..=12).map(|i| step(i, 1.23454)).collect();
     events.extend([
         eval(12, 2.0),
-        Event::Checkpoint(Saved { step: 12, path: "run/checkpoints/step-000012".to_string(), bytes: 3 << 30, wall_s: 65.0 }),
+        Event::Checkpoint(Saved {
+            step: 12,
+            path: "run/checkpoints/step-000012".to_string(),
+            bytes: 3 << 30,
+            wall_s: 65.0,
+            paused_s: Some(2.0),
+        }),
         Event::Notice(Notice { message: "rows dropped\u{1b}[31m".to_string(), count: Some(1200) }),
         step(101, 0.5),
         end(101),
@@ -179,11 +194,12 @@ fn plain_lines_say_what_happened() {
     let text = String::from_utf8(out.0.lock().unwrap().clone()).unwrap();
     let expected = "\
 start  steps 1 to 101  134.5 M parameters  1,234 samples in 567 sequences  cpu, 2 threads  ready in 1.2s
+read   3.0 GiB in 2.0s, 1.61 GB/s  (4 ranks: 12.0 GiB, 6.20 GB/s)
 step   1/101  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m20s  mem 1.2 GiB
 step   5/101  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m12s  mem 1.2 GiB
 step  10/101  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m02s  mem 1.2 GiB
 eval after step 12  loss 2.0000  perplexity 7.389  4,096 tokens  1.0s
-saved step 12  run/checkpoints/step-000012  3.0 GiB in 1m05s
+saved step 12  run/checkpoints/step-000012  3.0 GiB in 1m05s, 0.05 GB/s, training paused 2.0s
 note  rows dropped [31m (1,200)
 step 101/101  loss 0.5000  grad 0.98  lr 1.0e-5  1,234 tok/s  mem 1.2 GiB
 done  step 101  loss 1.5000  20,480 tokens in 3m12s

@@ -24,6 +24,14 @@ pub struct Segment {
     pub state: Range<usize>,
 }
 
+impl Segment {
+    /// The moments of some of its elements, given as those of the parameter.
+    pub fn state_of(&self, range: &Range<usize>) -> Range<usize> {
+        let first = self.state.start + range.start - self.range.start;
+        first..first + range.len()
+    }
+}
+
 /// A bucket, as this rank sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {

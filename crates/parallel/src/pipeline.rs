@@ -4,6 +4,10 @@
 //!
 //! Legend: T tokens of a micro-batch as this rank has them between layers, H hidden size.
 
+mod diagnose;
+
+pub use diagnose::{NonFinite, diagnose};
+
 use crate::schedule::Step;
 use std::{collections::HashMap, sync::Arc};
 use temper_comm::{Line, Pending};
@@ -112,8 +116,7 @@ impl<'a> Pipeline<'a> {
                 }
             }
         }
-        self.forward.settle()?;
-        self.backward.settle()?;
+        self.settle()?;
         Ok(outputs)
     }
 
@@ -160,30 +163,36 @@ impl<'a> Pipeline<'a> {
 
     fn forward(&mut self, step: Step, micro: &'a Micro, m: usize, chunk: usize) -> Result<()> {
         let (cx, model) = (self.cx(&micro.batch), self.stage.model);
-        let line = &self.stage.ranks.mesh.forward;
-        let mut stats = model.aux_stats(&cx, &micro.objective.aux)?;
-        let x = match step.source(self.place, self.stages, model.chunks.len()) {
-            None => model.embedding()?.forward(&cx)?,
-            Some(_) => {
-                let x = self.receive_act(&cx, line)?;
-                for counted in stats.iter_mut().flat_map(AuxStats::tensors_mut) {
-                    line.recv(counted.view_mut())?.wait()?;
-                }
-                x
-            }
-        };
+        let (x, mut stats) = self.input(&cx, step, micro)?;
         let layers = model.chunks[chunk].clone();
         let (y, kept) = model.forward_layers(&cx, layers, x, stats.as_mut(), micro.objective.recompute)?;
-        let end = match step.target(self.place, self.stages, model.chunks.len()) {
-            None => Some((y, stats)),
-            Some(_) => {
-                let counted = stats.into_iter().flat_map(AuxStats::into_tensors).map(Arc::new);
-                self.forward.send(line, std::iter::once(y).chain(counted).collect())?;
-                None
-            }
-        };
+        let end = self.output(step, y, stats)?;
         self.flights.insert((m, chunk), Flight { kept, end });
         Ok(())
+    }
+
+    /// What a chunk begins with: the embedding, or what the stage before hands on.
+    fn input(&self, cx: &Cx, step: Step, micro: &Micro) -> Result<(Act, Option<AuxStats>)> {
+        let (model, line) = (self.stage.model, &self.stage.ranks.mesh.forward);
+        let mut stats = model.aux_stats(cx, &micro.objective.aux)?;
+        if step.source(self.place, self.stages, model.chunks.len()).is_none() {
+            return Ok((model.embedding()?.forward(cx)?, stats));
+        }
+        let x = self.receive_act(cx, line)?;
+        for counted in stats.iter_mut().flat_map(AuxStats::tensors_mut) {
+            line.recv(counted.view_mut())?.wait()?;
+        }
+        Ok((x, stats))
+    }
+
+    /// Hands on what a chunk ends with; the last of all keeps it.
+    fn output(&mut self, step: Step, y: Act, stats: Option<AuxStats>) -> Result<Option<(Act, Option<AuxStats>)>> {
+        if step.target(self.place, self.stages, self.stage.model.chunks.len()).is_none() {
+            return Ok(Some((y, stats)));
+        }
+        let counted = stats.into_iter().flat_map(AuxStats::into_tensors).map(Arc::new);
+        self.forward.send(&self.stage.ranks.mesh.forward, std::iter::once(y).chain(counted).collect())?;
+        Ok(None)
     }
 
     fn backward(
@@ -196,38 +205,53 @@ impl<'a> Pipeline<'a> {
         ready: Ready,
     ) -> Result<Option<Outputs>> {
         let (cx, model) = (self.cx(&micro.batch), self.stage.model);
-        let line = &self.stage.ranks.mesh.backward;
         let Some(Flight { kept, end }) = self.flights.remove(&(m, chunk)) else { return Err(Error::Incomplete) };
-        let (dx, aux_grad, found) = match end {
-            Some((x, stats)) => {
-                cx.ops.phase(Phase::Head)?;
-                let (losses, dx) = model.output()?.forward_backward(&cx, &x, micro.objective.loss_scale, grads)?;
-                ready(Block::Head, grads)?;
-                let (aux, aux_grad) = finish_aux(&cx, stats, &micro.objective.aux)?;
-                (dx, aux_grad, Some(Outputs { losses, aux }))
-            }
-            None => {
-                let dx = self.receive_act(&cx, line)?;
-                let mut aux_grad = model.aux_grad(&cx, &micro.objective.aux)?;
-                if let Some(balance) = &mut aux_grad.balance {
-                    line.recv(balance.view_mut())?.wait()?;
-                }
-                (dx, aux_grad, None)
-            }
-        };
+        let (dx, aux_grad, found) = self.output_grad(&cx, micro, end, grads, ready)?;
         cx.ops.phase(Phase::Backward)?;
         let dx = model.backward_layers_telling(&cx, model.chunks[chunk].clone(), kept, dx, &aux_grad, grads, ready)?;
-        match step.target(self.place, self.stages, model.chunks.len()) {
-            None => {
-                model.embedding()?.backward_weight(&cx, &dx, grads)?;
-                ready(Block::Embedding, grads)?;
-            }
-            Some(_) => {
-                let AuxGrad { balance, .. } = aux_grad;
-                self.backward.send(line, std::iter::once(dx).chain(balance.map(Arc::new)).collect())?;
-            }
-        }
+        self.input_grad(&cx, step, dx, aux_grad, grads, ready)?;
         Ok(found)
+    }
+
+    /// The gradient of what a chunk ended with: by the head, or from the stage after.
+    fn output_grad(
+        &self,
+        cx: &Cx,
+        micro: &Micro,
+        end: Option<(Act, Option<AuxStats>)>,
+        grads: &mut Grads,
+        ready: Ready,
+    ) -> Result<(Act, AuxGrad, Option<Outputs>)> {
+        let (model, line) = (self.stage.model, &self.stage.ranks.mesh.backward);
+        let Some((x, stats)) = end else {
+            let dx = self.receive_act(cx, line)?;
+            let mut aux_grad = model.aux_grad(cx, &micro.objective.aux)?;
+            if let Some(balance) = &mut aux_grad.balance {
+                line.recv(balance.view_mut())?.wait()?;
+            }
+            return Ok((dx, aux_grad, None));
+        };
+        cx.ops.phase(Phase::Head)?;
+        let (losses, dx) = model.output()?.forward_backward(cx, &x, micro.objective.loss_scale, grads)?;
+        ready(Block::Head, grads)?;
+        let (aux, aux_grad) = finish_aux(cx, stats, &micro.objective.aux)?;
+        Ok((dx, aux_grad, Some(Outputs { losses, aux })))
+    }
+
+    /// Hands back the gradient of what a chunk began with; the first of all ends at the embedding.
+    fn input_grad(&mut self, cx: &Cx, step: Step, dx: Act, aux_grad: AuxGrad, grads: &mut Grads, ready: Ready) -> Result<()> {
+        let model = self.stage.model;
+        if step.target(self.place, self.stages, model.chunks.len()).is_none() {
+            model.embedding()?.backward_weight(cx, &dx, grads)?;
+            return ready(Block::Embedding, grads);
+        }
+        let AuxGrad { balance, .. } = aux_grad;
+        self.backward.send(&self.stage.ranks.mesh.backward, std::iter::once(dx).chain(balance.map(Arc::new)).collect())
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        self.forward.settle()?;
+        self.backward.settle()
     }
 
     /// `[T, H]` from another stage.

@@ -93,7 +93,12 @@ fn steps(arch: &temper_config::Arch, layout: Layout, Types(weight, grad, moment,
         let mut optimizer = Optimizer::new(&ops, buckets, weight, moment, offload, adamw).unwrap();
         for (i, (values, param)) in drawn(&model.params, 4).iter().zip(&model.params).enumerate() {
             let values = floats(&values.iter().map(|v| tie(*v)).collect::<Vec<_>>(), &param.shape, master);
-            optimizer.set_master(&ops, &mut weights, ParamId(i), values.view()).unwrap();
+            // In two parts, of which the first may end anywhere.
+            let (cut, end) = (param.numel() / 3, param.numel());
+            let flat = values.view().reshape(&[end]);
+            for range in [0..cut, cut..end].iter().filter(|r| !r.is_empty()) {
+                optimizer.set_master(&ops, &mut weights, ParamId(i), range, flat.slice_rows(range.clone())).unwrap();
+            }
         }
         for step in 0..3 {
             grads.begin();

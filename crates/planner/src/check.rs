@@ -1,6 +1,6 @@
 //! The constraints on a layout. One list of rules for the planner and for whoever launches a run.
 
-use crate::device::Cluster;
+use crate::cluster::Cluster;
 use crate::job::Job;
 use crate::layout::{Layout, Recompute};
 use crate::network::Network;

@@ -9,7 +9,7 @@ pub enum Error {
     /// The model's `config.json` cannot be used.
     #[error(transparent)]
     Config(#[from] temper_config::Error),
-    /// A key of a hybrid model's `config.json`, of a device file or of a layout.
+    /// A key of a hybrid model's `config.json` or of a layout.
     #[error("{origin}: {key}: {found}. {remedy}")]
     Key {
         /// The file or argument.
@@ -20,14 +20,6 @@ pub enum Error {
         found: String,
         /// What to do.
         remedy: String,
-    },
-    /// A file of devices is not TOML of the right form.
-    #[error("{origin}: {message}")]
-    Syntax {
-        /// The file.
-        origin: String,
-        /// The parser's message.
-        message: String,
     },
 }
 

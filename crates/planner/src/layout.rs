@@ -3,22 +3,12 @@
 //! Attention sees the ranks of a stage as tp x cp x dp, experts see the same ranks as etp x ep x expert_dp (MoE Parallel
 //! Folding, Liu et al. 2025; `RankGenerator` of Megatron-Core). The fastest axis comes first, the stage last.
 
-use crate::device::Cluster;
+use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use serde::Serialize;
 use std::fmt;
-
-/// What is computed again in the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// The feed-forward (experts included) of every layer, from its normed input; Megatron's `--moe-layer-recompute`.
-    Selective,
-    /// Every layer, from its input.
-    Full,
-}
+use temper_config::{Config, Resolved};
+pub use temper_model::Recompute;
 
 /// What lives in the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -47,6 +37,8 @@ pub struct Layout {
     pub ep: usize,
     /// Tensor parallel within an expert.
     pub etp: usize,
+    /// Tensor ranks also divide the tokens between the matrices (sequence parallelism).
+    pub sequence: bool,
     /// Sequences of a forward pass.
     pub micro_batch: usize,
     /// What is recomputed.
@@ -96,7 +88,15 @@ impl Layout {
 
     /// Where the members of a group of an axis sit.
     pub fn group(&self, axis: Axis, cluster: &Cluster) -> Group {
-        let (size, stride) = self.axis(axis);
+        self.placed(self.axis(axis), cluster)
+    }
+
+    /// Where the ranks sit that hold every expert once between them, in slices: etp x ep neighbours.
+    pub fn experts_group(&self, cluster: &Cluster) -> Group {
+        self.placed((self.ep.saturating_mul(self.etp), 1), cluster)
+    }
+
+    fn placed(&self, (size, stride): (usize, usize), cluster: &Cluster) -> Group {
         let node = cluster.per_node.max(1);
         let span = size.saturating_mul(stride);
         let (per_node, nodes) = if size <= 1 {
@@ -186,10 +186,11 @@ impl fmt::Display for Layout {
             }
         }
         write!(f, ",dp={},mb={}", self.dp, self.micro_batch)?;
-        match self.recompute {
-            Recompute::None => {}
-            Recompute::Selective => f.write_str(",recompute=selective")?,
-            Recompute::Full => f.write_str(",recompute=full")?,
+        if self.tp > 1 && !self.sequence {
+            f.write_str(",sequence=false")?;
+        }
+        if self.recompute != Recompute::None {
+            write!(f, ",recompute={}", self.recompute)?;
         }
         if self.offload == Offload::Optimizer {
             f.write_str(",offload=optimizer")?;
@@ -219,6 +220,8 @@ pub struct LayoutRequest {
     pub ep: Option<usize>,
     /// etp; absent: tp, as in Megatron.
     pub etp: Option<usize>,
+    /// Sequence parallelism; absent: on.
+    pub sequence: Option<bool>,
     /// Micro-batch.
     pub micro_batch: Option<usize>,
     /// Recomputation; absent: the least that fits.
@@ -235,7 +238,7 @@ impl LayoutRequest {
     /// # Errors
     /// On an unknown key, a value that is not a number of the right kind, or a key given twice.
     pub fn parse(text: &str, origin: &str) -> Result<LayoutRequest> {
-        const KEYS: &str = "Keys are tp, pp, vpp, ep, etp, cp, dp, mb, recompute, offload, split.";
+        const KEYS: &str = "Keys are tp, pp, vpp, ep, etp, cp, dp, sequence, mb, recompute, offload, split.";
         let mut request = LayoutRequest::default();
         let mut seen: Vec<&str> = Vec::new();
         for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
@@ -260,13 +263,17 @@ impl LayoutRequest {
                 "etp" => request.etp = Some(count(value)?),
                 "mb" | "micro_batch" => request.micro_batch = Some(count(value)?),
                 "split" => request.split = value.split('/').map(count).collect::<Result<_>>()?,
-                "recompute" => {
-                    request.recompute = Some(match value {
-                        "none" => Recompute::None,
-                        "selective" | "moe" => Recompute::Selective,
-                        "full" => Recompute::Full,
-                        _ => return Err(Error::key(origin, key, format!("found {value:?}"), "Expected none, selective or full.")),
+                "sequence" => {
+                    request.sequence = Some(match value {
+                        "true" => true,
+                        "false" => false,
+                        _ => return Err(Error::key(origin, key, format!("found {value:?}"), "Expected true or false.")),
                     });
+                }
+                "recompute" => {
+                    let expected = "Expected none, selective or full, or parts joined by +: norm, act, moe, mlp, qkv.";
+                    let unknown = || Error::key(origin, key, format!("found {value:?}"), expected);
+                    request.recompute = Some(Recompute::parse(value).ok_or_else(unknown)?);
                 }
                 "offload" => {
                     request.offload = Some(match value {
@@ -279,6 +286,41 @@ impl LayoutRequest {
             }
         }
         Ok(request)
+    }
+
+    /// What a configuration says: micro-batch, recomputation, off-loading, and the axes: with `parallel.auto` those that it gives, else
+    /// all of them if it gives any.
+    pub fn of(resolved: &Resolved) -> LayoutRequest {
+        let Config { parallel: p, memory, train, .. } = &resolved.config;
+        let gives = |axis: &str| resolved.gives(&format!("parallel.{axis}"));
+        let all = !p.auto && ["tp", "pp", "vpp", "ep", "etp", "cp", "dp", "split"].into_iter().any(gives);
+        let axis = |name: &str, size: usize| (all || gives(name)).then_some(size);
+        LayoutRequest {
+            tp: axis("tp", p.tp),
+            cp: axis("cp", p.cp),
+            dp: p.dp,
+            pp: axis("pp", p.pp),
+            vpp: axis("vpp", p.vpp),
+            ep: axis("ep", p.ep),
+            etp: axis("etp", p.etp),
+            sequence: Some(p.sequence),
+            micro_batch: Some(train.micro_batch),
+            recompute: Some(Recompute::of(memory)),
+            offload: Some(if memory.offload_optimizer { Offload::Optimizer } else { Offload::None }),
+            split: p.split.clone(),
+        }
+    }
+
+    /// This request, and what `other` says where this one is silent; axes only together, as they must fit each other.
+    pub fn or(self, other: LayoutRequest) -> LayoutRequest {
+        let axes = if self.names_axes() { self.clone() } else { other.clone() };
+        LayoutRequest {
+            sequence: self.sequence.or(other.sequence),
+            micro_batch: self.micro_batch.or(other.micro_batch),
+            recompute: self.recompute.or(other.recompute),
+            offload: self.offload.or(other.offload),
+            ..axes
+        }
     }
 
     /// Whether the user fixed anything that decides where weights lie.
@@ -299,10 +341,33 @@ impl LayoutRequest {
             vpp: one(self.vpp),
             ep,
             etp: self.etp.unwrap_or(if has_experts { tp } else { 1 }),
+            sequence: self.sequence.unwrap_or(true),
             micro_batch: one(self.micro_batch),
             recompute: self.recompute.unwrap_or(Recompute::None),
             offload: self.offload.unwrap_or(Offload::None),
             split: self.split.clone(),
         }
+    }
+
+    /// The layout as the engine runs it (`etp` is 1 unless given) over `ranks` ranks; absent: as many as the axes multiply to.
+    ///
+    /// # Errors
+    /// When the axes do not make up the ranks, or those of experts do not fold into the ranks of a stage.
+    pub fn over(&self, ranks: Option<usize>, origin: &str) -> Result<Layout> {
+        let fixed = [self.tp, self.cp, self.pp, self.dp].iter().try_fold(1usize, |all, n| all.checked_mul(n.unwrap_or(1)));
+        let Some(ranks) = ranks.or(fixed) else {
+            return Err(Error::key(origin, "tp x cp x dp x pp", "more ranks than can be counted", "Take smaller axes."));
+        };
+        let layout = self.complete(ranks, false);
+        let Layout { tp, cp, dp, pp, ep, etp, .. } = layout;
+        let axes = format!("tp {tp} x cp {cp} x dp {dp} x pp {pp}");
+        if [tp, cp, dp, pp].iter().try_fold(1usize, |all, n| all.checked_mul(*n)) != Some(ranks) {
+            return Err(Error::key(origin, &axes, format!("does not make up {ranks} ranks"), "Their product is the number of ranks."));
+        }
+        if !ep.checked_mul(etp).is_some_and(|n| layout.stage_ranks().is_multiple_of(n)) {
+            let found = format!("ep {ep} x etp {etp} does not divide the {} ranks of a stage", layout.stage_ranks());
+            return Err(Error::key(origin, &axes, found, "Experts fold into these ranks and do not multiply them: take a smaller ep."));
+        }
+        Ok(layout)
     }
 }

@@ -1,7 +1,7 @@
 //! Memory, time and layout of a training run, computed before a GPU is touched.
 //!
 //! Owns: the layout and its constraints ([`Layout`], [`check`]), the account of memory ([`memory`]) and of time ([`time`]), the
-//! search over layouts ([`search`]), the table of devices ([`Device`]), and how all of it is told ([`Plan`], [`explain`], [`svg`]).
+//! search over layouts ([`search`]), and how all of it is told ([`Plan`], [`explain`], [`svg`]).
 //!
 //! Must not know: devices (as things to run on), files of weights, schedules in execution. Everything here is a pure function.
 //!
@@ -12,7 +12,7 @@
 
 mod advice;
 mod check;
-mod device;
+mod cluster;
 mod error;
 pub mod explain;
 mod flops;
@@ -29,7 +29,7 @@ pub mod time;
 
 pub use advice::{Advice, advise};
 pub use check::{Problem, Rule, check, nearest};
-pub use device::{Cluster, Device, devices, devices_from_toml};
+pub use cluster::Cluster;
 pub use error::{Error, Result};
 pub use flops::{ModelFlops, mfu};
 pub use job::{Account, Job, Precision};

@@ -272,12 +272,15 @@ pub(crate) fn checkpoint_bytes(job: &Job) -> u64 {
     if job.precision.weight_bytes == 2 { 14 } else { 12 }
 }
 
+/// Parameters of the rank with the most to write, which holds the training up.
+pub(crate) fn heaviest_shard<'a>(run: &Run, layout: &Layout, stages: impl Iterator<Item = &'a Stage>) -> u64 {
+    stages.map(|stage| rank_params(&run.network, layout, stage, run.job.account).optimizer_shard(layout)).max().unwrap_or(0)
+}
+
 fn checkpoint(run: &Run, layout: &Layout, list: &[Stage]) -> Checkpoint {
     let bytes = run.network.total * checkpoint_bytes(&run.job);
     let nodes = run.cluster.gpus.div_ceil(run.cluster.per_node.max(1)) as f64;
-    // The rank with the most to write holds the training up.
-    let most =
-        list.iter().map(|stage| rank_params(&run.network, layout, stage, run.job.account).optimizer_shard(layout)).max().unwrap_or(0);
+    let most = heaviest_shard(run, layout, list.iter());
     Checkpoint {
         bytes,
         write_s: bytes as f64 / (nodes * run.job.storage_gb_s * 1e9),
@@ -303,7 +306,7 @@ impl Plan {
 
     /// MFU of a speed that was measured, in tokens a second and device.
     pub fn measured_mfu(&self, tokens_per_s_per_gpu: f64) -> f64 {
-        mfu(&ModelFlops::new(&self.run.network), self.run.job.mean_tokens, tokens_per_s_per_gpu, self.run.cluster.device.peak())
+        mfu(&ModelFlops::new(&self.run.network), self.run.job.reach(), tokens_per_s_per_gpu, self.run.cluster.device.peak())
     }
 
     /// How another layout differs from this one in time, or why it cannot be had.
@@ -364,6 +367,6 @@ impl Plan {
 pub fn layout_json(l: &Layout) -> Value {
     json!({
         "tp": l.tp, "pp": l.pp, "vpp": l.vpp, "ep": l.ep, "etp": l.etp, "cp": l.cp, "dp": l.dp, "expert_dp": l.expert_dp(),
-        "micro_batch": l.micro_batch, "recompute": l.recompute, "offload": l.offload, "split": l.split, "text": l.to_string(),
+        "sequence": l.sequence, "micro_batch": l.micro_batch, "recompute": l.recompute.to_string(), "offload": l.offload, "split": l.split, "text": l.to_string(),
     })
 }

@@ -5,13 +5,14 @@
 //! larger. So a mesh that does not fit at its leanest is left at once, and of the settings only the first that fits counts.
 
 use crate::check::{check, divisors, meshes};
-use crate::device::Cluster;
+use crate::cluster::Cluster;
 use crate::job::Job;
 use crate::layout::{Layout, LayoutRequest, Offload, Recompute};
-use crate::memory::{Overheads, Question, stage_memory};
+use crate::memory::{Memory, Overheads, Question, stages_memory};
 use crate::network::Network;
 use crate::stages::{Stage, stages};
 use crate::time::{StepTime, step_time};
+use temper_model::Parts;
 use temper_parallel::balanced_split;
 
 /// Largest micro-batch and most virtual stages that are tried.
@@ -68,7 +69,7 @@ impl Space<'_> {
     /// Peak of the heaviest rank with balanced and with skewed routing.
     pub fn peaks(&self, layout: &Layout, stages: &[Stage]) -> (f64, f64) {
         let question = Question { network: self.network, job: self.job, layout, overheads: self.overheads };
-        let peak = |skew: f64| stages.iter().map(|stage| stage_memory(&question, stage, skew).total()).fold(0.0, f64::max);
+        let peak = |skew: f64| stages_memory(&question, stages, skew).iter().map(Memory::total).fold(0.0, f64::max);
         let balanced = peak(1.0);
         let skewed = if layout.ep > 1 && self.job.skew > 1.0 { peak(self.job.skew) } else { balanced };
         (balanced, skewed)
@@ -88,9 +89,9 @@ pub fn search(space: &Space, wish: &LayoutRequest) -> Found {
         if agrees {
             for (vpp, split) in pipelines(space.network.arch.layers, pp, wish) {
                 for (ep, etp) in expert_meshes(space.network, tp, tp * cp * dp, wish) {
-                    let split = split.clone();
-                    let layout =
-                        Layout { tp, cp, dp, pp, vpp, ep, etp, micro_batch: 1, recompute: Recompute::None, offload: Offload::None, split };
+                    let (sequence, split) = (wish.sequence.unwrap_or(true), split.clone());
+                    let (micro_batch, recompute, offload) = (1, Recompute::None, Offload::None);
+                    let layout = Layout { tp, cp, dp, pp, vpp, ep, etp, sequence, micro_batch, recompute, offload, split };
                     try_mesh(space, wish, &layout, &mut found);
                 }
             }
@@ -174,11 +175,9 @@ fn keep_too_large(candidate: Candidate, found: &mut Found) {
 pub(crate) fn settings(wish: &LayoutRequest) -> Vec<(Offload, Recompute)> {
     let mut all = Vec::new();
     for offload in [Offload::None, Offload::Optimizer] {
-        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-            let agrees = wish.offload.is_none_or(|w| w == offload) && wish.recompute.is_none_or(|w| w == recompute);
-            if agrees {
-                all.push((offload, recompute));
-            }
+        if wish.offload.is_none_or(|w| w == offload) {
+            let free = || vec![Recompute::None, Recompute::Selective(Parts::usual()), Recompute::Full];
+            all.extend(wish.recompute.map_or_else(free, |one| vec![one]).into_iter().map(|recompute| (offload, recompute)));
         }
     }
     all

@@ -17,6 +17,8 @@ pub struct Stage {
     pub layers: usize,
     /// How many of them are of each kind of the network.
     pub(crate) kinds: Vec<usize>,
+    /// For each kind how many layers of each come after its last layer: their backward passes are over when that one's begins.
+    pub(crate) after: Vec<Vec<usize>>,
 }
 
 /// The stages of a layout, all chunks of a stage together.
@@ -27,10 +29,14 @@ pub fn stages(network: &Network, layout: &Layout) -> Result<Vec<Stage>, Refusal>
     let cut = Stages::new(network.arch.layers, layout.pp, layout.vpp, &layout.split)?;
     let stage = |index| {
         let chunks = || 0..cut.chunks();
-        let mut kinds = vec![0; network.kinds.kinds.len()];
+        let count = network.kinds.kinds.len();
+        let (mut kinds, mut after) = (vec![0; count], vec![vec![0; count]; count]);
         for layer in chunks().flat_map(|chunk| cut.layers_of(index, chunk)) {
-            if let Some(count) = network.kinds.of_layer.get(layer).and_then(|kind| kinds.get_mut(*kind)) {
-                *count += 1;
+            let Some(&kind) = network.kinds.of_layer.get(layer) else { continue };
+            kinds[kind] += 1;
+            after[kind].fill(0);
+            for (_, later) in after.iter_mut().enumerate().filter(|(other, _)| *other != kind) {
+                later[kind] += 1;
             }
         }
         Stage {
@@ -39,6 +45,7 @@ pub fn stages(network: &Network, layout: &Layout) -> Result<Vec<Stage>, Refusal>
             last: chunks().any(|chunk| cut.has_head(index, chunk)),
             layers: kinds.iter().sum(),
             kinds,
+            after,
         }
     };
     Ok((0..cut.stages()).map(stage).collect())

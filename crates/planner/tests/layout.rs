@@ -78,6 +78,8 @@ fn a_layout_reads_as_it_is_written() {
         "tp=8,pp=2,ep=4,etp=8,dp=4,mb=1",
         "tp=1,pp=8,dp=4,mb=2,recompute=full,offload=optimizer,split=5/5/5/5/4/4/4/4",
         "tp=2,pp=2,vpp=3,ep=2,etp=1,cp=2,dp=1,mb=4",
+        "tp=2,pp=1,dp=32,sequence=false,mb=1,recompute=selective",
+        "tp=1,pp=1,dp=64,mb=1,recompute=norm+moe",
     ] {
         let parsed = LayoutRequest::parse(text, "").unwrap().complete(64, true);
         let again = LayoutRequest::parse(&parsed.to_string(), "").unwrap().complete(64, true);
@@ -91,12 +93,35 @@ fn a_layout_reads_as_it_is_written() {
         ("xp=2", "Keys are"),
         ("tp=99999999999999999999999", "whole number"),
         ("recompute=some", "none, selective or full"),
+        ("recompute=norm+some", "norm, act, moe, mlp, qkv"),
+        ("sequence=1", "true or false"),
         ("offload=disk", "optimizer"),
         ("split=3//4", "whole number"),
         ("tp=é", "whole number"),
     ] {
         let error = LayoutRequest::parse(text, "--layout").unwrap_err().to_string();
         assert!(error.contains(said) && error.starts_with("--layout"), "{text}: {error}");
+    }
+}
+
+/// The engine's reading: etp is 1 unless given, and the axes must make up the ranks.
+#[test]
+fn a_layout_is_laid_over_ranks() {
+    let over = |text: &str, ranks| LayoutRequest::parse(text, "--layout").unwrap().over(ranks, "--layout");
+    let l = over("tp=2, pp=2,ep=4", Some(16)).unwrap();
+    assert_eq!((l.tp, l.cp, l.dp, l.pp, l.ep, l.etp), (2, 1, 4, 2, 4, 1));
+    assert_eq!(over("", Some(3)).unwrap().dp, 3);
+    assert_eq!(over("tp=2,cp=3", None).unwrap().world(), 6);
+    for (text, ranks, words) in [
+        ("tp=3", Some(16), "does not make up 16"),
+        ("tp=2,dp=4", Some(16), "does not make up 16"),
+        ("ep=3", Some(16), "does not divide the 16"),
+        ("tp=2,ep=4", None, "does not divide the 2"),
+        ("tp=4294967296,cp=4294967296", Some(16), "does not make up"),
+        ("tp=4294967296,cp=4294967296", None, "more ranks than"),
+    ] {
+        let error = over(text, ranks).unwrap_err().to_string();
+        assert!(error.contains(words) && error.starts_with("--layout"), "{text}: {error}");
     }
 }
 
@@ -162,7 +187,7 @@ proptest! {
         seq in axis(), batch in axis(), gpus in 1usize..65, split in proptest::collection::vec(any::<usize>(), 0..4), model in 0usize..BUILTIN.len(),
     ) {
         let network = network(BUILTIN[model]);
-        let l = Layout { tp, cp, dp, pp, vpp, ep, etp, micro_batch, recompute: Recompute::None, offload: Offload::None, split };
+        let l = Layout { tp, cp, dp, pp, vpp, ep, etp, sequence: true, micro_batch, recompute: Recompute::None, offload: Offload::None, split };
         let (cluster, job) = (cluster("h100", gpus), Job::new(seq, batch));
         let problems = check(&network, &cluster, &job, &l);
         prop_assert!(problems.iter().all(|p| !p.found.is_empty() && !p.remedy.is_empty()));

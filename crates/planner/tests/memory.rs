@@ -14,6 +14,10 @@ fn layout(text: &str, gpus: usize) -> Layout {
     LayoutRequest::parse(text, "").unwrap().complete(gpus, true)
 }
 
+fn layer(d: &Dims, experts: bool, skew: f64) -> Layer {
+    Layer::new(d, false, experts, skew, Account::Temper)
+}
+
 /// Elements of tensors by their shapes.
 fn elements(shapes: &[&[usize]]) -> f64 {
     shapes.iter().map(|s| s.iter().product::<usize>()).sum::<usize>() as f64
@@ -39,7 +43,7 @@ fn a_dense_layer_keeps_what_its_saved_structs_name() {
         &[t, i],                   // mlp.act
     ]);
     let f32s = elements(&[&[t], &[t, nq + nk], &[t, nq], &[t]]); // rstd, heads' rstd, lse, rstd
-    assert_eq!(kept(&d, false, false, 1.0).all(), 2.0 * bf16 + 4.0 * f32s);
+    assert_eq!(layer(&d, false, 1.0).kept(Recompute::None).all(), 2.0 * bf16 + 4.0 * f32s);
 }
 
 /// The same for a layer of experts.
@@ -49,24 +53,35 @@ fn a_layer_of_experts_keeps_its_rows() {
     let d = Dims::new(&network, &job, &layout("tp=1", 1));
     let (t, h, e, k, i) = (512, 2048, 128, 8, 768);
     let s = t * k;
-    let kept = kept(&d, false, true, 1.0);
-    assert_eq!(kept.moe, 2.0 * elements(&[&[s, h], &[s, 2 * i], &[s, i], &[s, h]])); // rows, gate_up, act, out
-    assert_eq!(kept.feed_forward, 4.0 * elements(&[&[t, e], &[t, e], &[t, k], &[t, k], &[s], &[t, k]])); // routing and order
-    // Twice the rows cost twice, but for those that come home.
-    let skewed = memory::kept(&d, false, true, 2.0).moe - kept.moe;
-    assert_eq!(skewed, 2.0 * elements(&[&[s, h], &[s, 2 * i], &[s, i]]));
+    let experts = layer(&d, true, 1.0).kept(Recompute::None);
+    assert_eq!(experts.moe, 2.0 * elements(&[&[s, h], &[s, 2 * i]])); // rows, gate_up
+    let (nq, nk, dim) = (32, 4, 128);
+    let attention = 2.0 * elements(&[&[t, h], &[t, h], &[t, h], &[t, h], &[t, 2 * (nq + 2 * nk) * dim], &[t, nq * dim]])
+        + 4.0 * elements(&[&[t], &[t, nq + nk], &[t, nq], &[t]]);
+    let routing = 4.0 * elements(&[&[t, e], &[t, e], &[t, k], &[t, k], &[t, k], &[e + 1]]); // with the order of rows
+    assert_eq!(experts.plain, attention + routing);
+    // Twice the rows cost twice; in Megatron's account but for those that come home.
+    assert_eq!(layer(&d, true, 2.0).kept(Recompute::None).moe, 2.0 * experts.moe);
+    let megatron = |skew| Layer::new(&d, false, true, skew, Account::Megatron).kept(Recompute::None).moe;
+    assert_eq!(megatron(2.0) - megatron(1.0), 2.0 * elements(&[&[s, h], &[s, 2 * i], &[s, i]]));
 }
 
 /// Inside the blocks tensors are divided by heads and columns, between them by tokens: nothing but one head's floor is left over.
 #[test]
 fn tensor_parallelism_divides_all_that_is_kept() {
     let (network, job) = (network("Qwen3-235B-A22B"), Job::new(4096, 8));
-    let at = |text: &str| kept(&Dims::new(&network, &job, &layout(text, 8)), false, true, 1.0);
+    let at = |text: &str| layer(&Dims::new(&network, &job, &layout(text, 8)), true, 1.0).kept(Recompute::None);
     let (one, four, eight) = (at("tp=1,etp=1"), at("tp=4,etp=1"), at("tp=8,etp=1"));
-    near(four.all(), one.all() / 4.0, 1e-12);
+    // All but the borders between the 128 experts.
+    let borders = 129.0 * 4.0;
+    near(four.all() - borders, (one.all() - borders) / 4.0, 1e-12);
     // Beyond the four key/value heads a rank still has a whole head of k and v: before and after rotation, and its norm.
     let copies = 4096.0 * (2.0 * 2.0 * 128.0 * 2.0 + 4.0) / 2.0;
-    near(eight.mixer, one.mixer / 8.0 + copies, 1e-12);
+    near(eight.plain - borders, (one.plain - borders) / 8.0 + copies, 1e-12);
+    // Without sequence parallelism every rank has all tokens between the matrices: input, two normed inputs, sum, and two statistics.
+    let whole = at("tp=4,etp=1,sequence=false");
+    near(whole.plain - four.plain, 0.75 * 4096.0 * (4.0 * 4096.0 * 2.0 + 2.0 * 4.0), 1e-12);
+    assert_eq!(whole.moe, four.moe, "experts work on shares all the same");
 }
 
 /// The first stage of a pipeline holds as many micro-batches as there are stages.
@@ -77,16 +92,20 @@ fn early_stages_hold_more_micro_batches() {
     let q = question(&network, &job, &l);
     let list = stages(&network, &l).unwrap();
     let d = Dims::new(&network, &job, &l);
-    let one = 9.0 * kept(&d, false, false, 1.0).all();
-    let held: Vec<f64> = list.iter().map(|s| stage_memory(&q, s, 1.0).of(Purpose::Activations)).collect();
-    near(held[0] - held[1], one, 1e-9);
-    near(held[1] - held[2], one, 1e-9);
-    let moving = transient(&d, false, false, 1.0, Account::Temper).all();
-    near(held[0], 4.0 * one + moving, 1e-9);
+    let one = 9.0 * layer(&d, false, 1.0).kept(Recompute::None).all();
+    let peaks: Vec<Peak> = list.iter().map(|s| peak_activations(&q, &d, s, 1.0)).collect();
+    assert_eq!(peaks.iter().map(|p| p.flights).collect::<Vec<_>>(), [4.0, 3.0, 2.0, 1.0]);
+    for peak in &peaks[..3] {
+        near(peak.kept.all(), peak.flights * one, 1e-12);
+        assert_eq!(peak.moving, peaks[0].moving);
+    }
+    // A tensor handed on waits in each direction that a stage sends in.
+    let message = 4096.0 * 4096.0 * 2.0;
+    near(peaks[1].standing - peaks[0].standing, message, 1e-12);
     // Two micro-batches are all there are.
     let few = Job::new(4096, 2);
     let q = Question { job: &few, ..q };
-    near(stage_memory(&q, &list[0], 1.0).of(Purpose::Activations), 2.0 * one + moving, 1e-9);
+    near(peak_activations(&q, &d, &list[0], 1.0).kept.all(), 2.0 * one, 1e-12);
 }
 
 #[test]
@@ -95,15 +114,29 @@ fn recomputation_keeps_less_and_full_keeps_only_inputs() {
     let peak = |text: &str| {
         let l = layout(text, 8);
         let stage = &stages(&network, &l).unwrap()[0];
-        stage_memory(&question(&network, &job, &l), stage, 1.0)
+        stage_memory(&question(&network, &job, &l), stage, 1.0).total()
     };
-    let (none, selective, full) = (peak("ep=8,recompute=none"), peak("ep=8,recompute=selective"), peak("ep=8,recompute=full"));
-    assert!(none.total() > selective.total() && selective.total() > full.total());
+    let all: Vec<f64> =
+        ["none", "norm", "norm+act", "selective", "norm+act+moe+qkv", "full"].map(|r| peak(&format!("ep=8,recompute={r}"))).to_vec();
+    assert!(all.windows(2).all(|w| w[0] > w[1]), "{all:?}");
     let d = Dims::new(&network, &job, &layout("ep=8", 8));
-    let (k, t) = (kept(&d, false, true, 1.0), transient(&d, false, true, 1.0, Account::Temper));
-    near(full.of(Purpose::Activations), 48.0 * k.input + k.mixer + k.feed_forward + t.plain, 1e-9);
-    near(full.of(Purpose::Moe), k.moe + t.moe, 1e-9);
-    near(none.of(Purpose::Moe), 48.0 * k.moe + t.moe, 1e-9);
+    let experts = layer(&d, true, 1.0);
+    assert_eq!(experts.kept(Recompute::Full).all(), 4096.0 * 2048.0 * 2.0);
+    let usual = Recompute::parse("selective").unwrap();
+    assert_eq!(experts.kept(usual).moe, 0.0);
+    // Dropped outside the experts: two normed inputs, and q, k, v after rotation with their norm.
+    let dropped = 4096.0 * (2.0 * 2048.0 * 2.0 + (32.0 + 8.0) * 128.0 * 2.0 + 36.0 * 4.0);
+    near(experts.kept(Recompute::None).plain - experts.kept(usual).plain, dropped, 1e-12);
+}
+
+/// A chunk of logits has as many rows as the engine's head takes on a GPU.
+#[test]
+fn logits_come_in_the_engines_chunks() {
+    let rows = |model: &str, seq| Dims::new(&network(model), &Job::new(seq, 1), &layout("tp=1,etp=1", 1)).logit_rows;
+    // 1.25 GiB hold 4,417 rows of 151,936 bf16 logits: 4,352 in tiles of 256; 8,192 rows are two parts of 4,096.
+    assert_eq!([rows("Qwen3-8B", 8192), rows("Qwen3-8B", 4352), rows("Qwen3-8B", 100)], [4096.0, 4352.0, 100.0]);
+    let asked = Job { loss_chunk: 512, ..Job::new(8192, 1) };
+    assert_eq!(Dims::new(&network("Qwen3-8B"), &asked, &layout("tp=1,etp=1", 1)).logit_rows, 512.0);
 }
 
 #[test]
@@ -118,6 +151,8 @@ fn bytes_a_parameter_are_those_of_the_numbers() {
     assert_eq!(sizes(Account::Temper, Precision::BF16), [2.0, 4.0, 2.0, 8.0]);
     assert_eq!(sizes(Account::Megatron, Precision::BF16), [2.0, 4.0, 4.0, 8.0]);
     assert_eq!(sizes(Account::Temper, Precision::F32), [4.0, 4.0, 0.0, 8.0]);
+    let halved = Precision { grad_bytes: 2, moment_bytes: 2, ..Precision::BF16 };
+    assert_eq!(sizes(Account::Temper, halved), [2.0, 2.0, 2.0, 4.0]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use temper_model::Parts;
 use temper_planner::memory::Overheads;
 use temper_planner::*;
 
@@ -19,14 +20,16 @@ fn brute_force(space: &Space) -> (f64, usize) {
                         for etp in upto.clone().filter(|etp| tp % etp == 0) {
                             for vpp in 1..=8usize {
                                 for micro_batch in 1..=16usize {
-                                    for recompute in [Recompute::Full, Recompute::None, Recompute::Selective] {
+                                    for recompute in [Recompute::Full, Recompute::None, Recompute::Selective(Parts::usual())] {
                                         for offload in [Offload::Optimizer, Offload::None] {
                                             let uneven = layers % pp != 0;
                                             if uneven && vpp > 1 {
                                                 continue; // not searched: virtual stages of unequal size
                                             }
                                             let split = if uneven { as_even_as_possible(layers, pp) } else { vec![] };
-                                            let l = Layout { tp, cp, dp, pp, vpp, ep, etp, micro_batch, recompute, offload, split };
+                                            let sequence = true;
+                                            let l =
+                                                Layout { tp, cp, dp, pp, vpp, ep, etp, sequence, micro_batch, recompute, offload, split };
                                             if !check(space.network, space.cluster, space.job, &l).is_empty() {
                                                 continue;
                                             }

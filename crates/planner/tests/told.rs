@@ -97,6 +97,18 @@ fn every_explanation_adds_up_to_the_figure_of_the_plan() {
                 "params" => h.params as f64,
                 "peak" => h.by_purpose.total(),
                 "in_flight" => e.value(),
+                "model_params" => plan.run.network.total as f64,
+                "active_params" => plan.run.network.active as f64,
+                "skewed_peak" => plan.stages.iter().map(|s| s.skewed.total()).fold(0.0, f64::max),
+                "load" | "first_step" | "save" | "resume" | "rollout" => {
+                    let phase = memory::Phase::ALL.into_iter().find(|p| p.name() == name).unwrap();
+                    plan.stages[h.stage].phases.of(phase)
+                }
+                "kv_cache" => plan.stages[h.stage].phases.kv_cache,
+                "write" => plan.checkpoint.write_s,
+                "pause" => plan.checkpoint.pause_s,
+                "days" => plan.days().unwrap(),
+                "cp" => t.comm[Axis::Cp as usize],
                 "expert_dp" => plan.layout.expert_dp() as f64,
                 "checkpoint" => plan.checkpoint.bytes as f64,
                 "flops" => ModelFlops::new(&plan.run.network).per_token(plan.run.job.mean_tokens),
@@ -144,6 +156,15 @@ fn json_has_the_promised_keys() {
             "/step/tokens_per_s_per_gpu",
             "/step/mfu",
             "/checkpoint/bytes",
+            "/checkpoint/write_s",
+            "/checkpoint/pause_s",
+            "/days",
+            "/stages/0/phases/load",
+            "/stages/0/phases/first_step",
+            "/stages/0/phases/steady",
+            "/stages/0/phases/save",
+            "/stages/0/phases/resume",
+            "/stages/0/phases/rollout",
             "/beside/heaviest/peak_bytes",
         ] {
             assert!(json.pointer(key).is_some_and(serde_json::Value::is_number), "{key}");

@@ -16,7 +16,7 @@ mod tensor;
 mod traced;
 
 pub use dtype::{DType, Element};
-pub use error::{Error, Result};
+pub use error::{Error, OutOfMemory, Result};
 pub use observe::{MemoryUse, Phase, Purpose, Stamp};
 pub use ops::{AdamW, AdamWState, AttentionSizes, Balance, Beta, GroupedGemm, Ops, PackedSeqs, PagedSeqs, RopeTable, RouterGrad, Trans};
 pub use rng::Rng;

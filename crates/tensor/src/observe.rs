@@ -48,6 +48,8 @@ pub struct MemoryUse {
     pub peak: [usize; 6],
     /// Most in use altogether since the last reset.
     pub peak_total: usize,
+    /// Most in use by tensors since the last reset: all but workspace and communication.
+    pub peak_tensors: usize,
     /// Physical memory taken from the system or the device.
     pub reserved: usize,
     /// Times more of it was asked for.
@@ -63,6 +65,12 @@ impl MemoryUse {
         self.now[i] += bytes;
         self.peak[i] = self.peak[i].max(self.now[i]);
         self.peak_total = self.peak_total.max(self.now.iter().sum());
+        self.peak_tensors = self.peak_tensors.max(self.tensors());
+    }
+
+    fn tensors(&self) -> usize {
+        let own = |p: &&Purpose| !matches!(p, Purpose::Workspace | Purpose::Communication);
+        Purpose::ALL.iter().filter(own).map(|p| self.now[*p as usize]).sum()
     }
 
     /// Counts bytes that are no longer in use.
@@ -74,6 +82,7 @@ impl MemoryUse {
     pub fn reset_peak(&mut self) {
         self.peak = self.now;
         self.peak_total = self.now.iter().sum();
+        self.peak_tensors = self.tensors();
     }
 }
 

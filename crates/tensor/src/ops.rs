@@ -339,9 +339,19 @@ pub trait Ops: Send + Sync {
     /// `out[T, H] = sum_k weights[t, k] * y[place[t, k], :]` of y[R, H], overwritten; without weights, weights are 1. Places at or
     /// past R are nowhere and add nothing.
     fn moe_combine(&self, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()>;
-    /// The gradients of [`Ops::moe_combine`]: `dy[place[t, k], :] = weights[t, k] * dout[t, :]` and
-    /// `dweights[T, K] = <y[place[t, k]], dout[t]>`, 0 for places that are nowhere, overwritten.
-    fn moe_combine_grad(&self, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()>;
+    /// Backward of a weighted SwiGLU, `out = moe_combine(act . W, weights)` with `act = swiglu(gate_up)`, from the gradient that reaches
+    /// `act` without the weights, `dact[R, I]`; r is `place[t, k]`. Overwrites `dweights[t, k] = <act[r], dact[r]>` (0 for places that
+    /// are nowhere), `act[r] = weights[t, k] * act[r]`, which the gradient of W takes, and `dgate_up[R, 2I]`, of `weights * dact`.
+    fn moe_act_grad(
+        &self,
+        dgate_up: ViewMut,
+        act: ViewMut,
+        dweights: ViewMut,
+        dact: View,
+        gate_up: View,
+        weights: View,
+        place: View,
+    ) -> Result<()>;
 
     // ---- loss ----
 

@@ -173,7 +173,7 @@ fn moe(s: &mut Vec<Spec>) {
     });
     let place = int(&[5, 4, 3, 2, 1, 0], &[3, 2]);
     spec!(s, "moe_sort", [free(int(&[0; 6], &[6])), place.clone()], [free(x.clone())], |c, o, i| c.moe_sort(o(), o(), i[0], 0));
-    spec!(s, "moe_ranks", [int(&[0; 6], &[3, 2]), int(&[0; 2], &[2])], [x.clone()], |c, o, i| c.moe_ranks(o(), o(), i[0], 3, 1));
+    spec!(s, "moe_ranks", [int(&[0; 6], &[3, 2]), int(&[0; 2], &[2])], [free(x.clone())], |c, o, i| c.moe_ranks(o(), o(), i[0], 3, 1));
     let (t, routed) = (float(&[3, 4]), float(&[6, 4]));
     spec!(s, "moe_gather", [free(routed.clone())], [t.clone(), place.clone()], |c, o, i| c.moe_gather(o(), i[0], i[1]));
     spec!(s, "moe_combine", [t.clone()], [free(routed.clone()), w.clone(), place.clone()], |c, o, i| c.moe_combine(
@@ -182,8 +182,14 @@ fn moe(s: &mut Vec<Spec>) {
         Some(i[1]),
         i[2]
     ));
-    spec!(s, "moe_combine_grad", [routed.clone(), w.clone()], [t.clone(), free(routed.clone()), w.clone(), place.clone()], |c, o, i| c
-        .moe_combine_grad(o(), o(), i[0], i[1], i[2], i[3]));
+    let (wide, narrow) = (float(&[6, 8]), float(&[6, 4]));
+    spec!(
+        s,
+        "moe_act_grad",
+        [wide.clone(), narrow.clone(), w.clone()],
+        [free(narrow.clone()), wide.clone(), w.clone(), place.clone()],
+        |c, o, i| c.moe_act_grad(o(), o(), o(), i[0], i[1], i[2], i[3])
+    );
     let (x, dy, w, offsets) = (float(&[6, 4]), float(&[6, 3]), float(&[2, 3, 4]), int(&[0, 5, 6], &[3]));
     spec!(s, "grouped_gemm", [dy.clone()], [x.clone(), w.clone(), offsets.clone()], |c, o, i| {
         c.grouped_gemm(GroupedGemm::Forward, o(), i[0], i[1], i[2])

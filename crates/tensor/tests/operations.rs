@@ -33,7 +33,7 @@ fn a_recorded_backend_gives_equal_bits() {
     conformance::compare(&traced, DType::F32, &Cpu::new(1), DType::F32, 0.0);
     let recording = traced.finish().unwrap();
     let noted: BTreeSet<&str> = recording.calls.iter().map(|call| call.what.name).collect();
-    for name in ["gemm", "grouped_gemm", "attention_grad", "paged_attention", "add_rms_norm", "qkv_prepare", "moe_combine_grad", "adamw"] {
+    for name in ["gemm", "grouped_gemm", "attention_grad", "paged_attention", "add_rms_norm", "qkv_prepare", "moe_act_grad", "adamw"] {
         assert!(noted.contains(name), "{name}: {noted:?}");
     }
     for call in &recording.calls {

@@ -1,6 +1,7 @@
 //! Why a run stopped.
 
 use std::path::PathBuf;
+use temper_tensor::OutOfMemory;
 
 /// Result of a training call.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -48,6 +49,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// What was missing, where the run failed for want of memory.
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            Error::Tensor(temper_tensor::Error::OutOfMemory(found)) => Some(found),
+            Error::Model(temper_model::Error::Tensor(temper_tensor::Error::OutOfMemory(found))) => Some(found),
+            _ => None,
+        }
+    }
+
     /// Whether the user's input is at fault (exit code 2) rather than the run (exit code 1).
     pub fn is_bad_input(&self) -> bool {
         match self {

@@ -39,6 +39,28 @@ pub struct Start {
     pub sequences: usize,
     /// Seconds from the start of the program to here.
     pub startup_s: f64,
+    /// How the weights (and moments) came from disk; absent when they were drawn.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loaded: Option<Loading>,
+}
+
+/// Reading of a model's weights, or of a checkpoint, by the rank that reports and by all.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Loading {
+    /// Bytes that this rank read from files.
+    pub bytes: u64,
+    /// Bytes of what it holds, as they lie in the files; the rest shared a checksum or a row with them.
+    pub wanted_bytes: u64,
+    /// Seconds until they were in their place.
+    pub wall_s: f64,
+    /// GB (10^9 bytes) read a second.
+    pub gb_per_s: f64,
+    /// Ranks that read.
+    pub ranks: usize,
+    /// Bytes that all of them read.
+    pub all_bytes: u64,
+    /// Of all, by the time of the slowest.
+    pub all_gb_per_s: f64,
 }
 
 /// An optimizer step.
@@ -104,8 +126,11 @@ pub struct Saved {
     pub path: String,
     /// Its size.
     pub bytes: u64,
-    /// Seconds it took.
+    /// Seconds from its begin to its commit.
     pub wall_s: f64,
+    /// Seconds that training stood still for it, where the rest happened beside training.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub paused_s: Option<f64>,
 }
 
 /// A message with its count.

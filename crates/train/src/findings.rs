@@ -4,9 +4,10 @@ use crate::Result;
 use crate::outcome::{Done, Losses};
 use crate::share::{of_this_rank, sum_over_ranks};
 use crate::step::Trainer;
+use std::sync::atomic::Ordering;
 use temper_data::MicroBatch;
-use temper_model::{Cx, Objective, diagnose::diagnose, loss_sum, read_floats};
-use temper_parallel::{Pipeline, Stage};
+use temper_model::{Objective, loss_sum, read_floats};
+use temper_parallel::{Micro, Pipeline, Stage, diagnose};
 
 impl Trainer {
     /// Reads what the micro-batches left on the backend, and adds up what all ranks found: the one place of a step that waits for it.
@@ -23,21 +24,22 @@ impl Trainer {
                 z += read_floats(&*self.ops, &aux.z)?[0];
             }
         }
-        let [loss, balance, z, counted, has_aux] = sum_over_ranks(&*self.ops, &*mesh.world, [loss, balance, z, counted, has_aux])?;
+        let asked = f64::from(u8::from(self.stop.load(Ordering::Relaxed)));
+        let found = [loss, balance, z, counted, has_aux, asked];
+        let [loss, balance, z, counted, has_aux, asked] = sum_over_ranks(&*self.ops, &*mesh.world, found)?;
         let mean = |sum: f64, wanted: bool| (has_aux > 0.0 && wanted).then_some(sum / counted.max(1.0));
-        Ok(Losses { loss, aux_loss: mean(balance, self.settings.balance.is_some()), z_loss: mean(z, self.settings.z_coef != 0.0) })
+        let aux_loss = mean(balance, self.settings.balance.is_some());
+        Ok(Losses { loss, aux_loss, z_loss: mean(z, self.settings.z_coef != 0.0), stop: asked > 0.0 })
     }
 
-    /// What in a micro-batch is first not finite, in words. Runs it once more, slowly; the gradients are lost. Without an answer in a
-    /// pipeline, whose stages see each only their own layers.
+    /// What in a micro-batch is first not finite, in words, whichever rank it is found on. All ranks call this, with the same; they run it
+    /// once more, slowly, and the gradients are lost.
     pub fn first_non_finite(&mut self, micro: &MicroBatch) -> Result<Option<String>> {
-        if self.ranks.mesh.axes.pp > 1 {
-            return Ok(None);
-        }
-        let batch = self.upload(micro)?;
         let objective = Objective { loss_scale: 1.0, aux: self.aux(1.0), recompute: self.settings.recompute };
-        let cx = Cx { ops: &*self.ops, weights: &self.weights, rope: &self.rope, batch: &batch, ranks: &self.ranks };
-        Ok(diagnose(&self.model, &cx, &mut self.grads, &objective)?.map(|found| found.to_string()))
+        let micro = Micro { batch: self.upload(micro)?, objective };
+        let Trainer { ops, model, weights, rope, ranks, grads, .. } = self;
+        let stage = Stage { ops: &**ops, model, weights, rope, ranks };
+        Ok(diagnose(stage, &micro, grads)?.map(|found| found.to_string()))
     }
 
     /// Sum of weighted losses over micro-batches, without gradients. Every rank is given the same ones and the answer.

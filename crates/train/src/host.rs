@@ -2,8 +2,8 @@
 
 use crate::step::Trainer;
 use crate::{Error, Result};
-use temper_model::param::ParamId;
-use temper_tensor::{Buffer, DType, Ops, Purpose, Slice, Tensor, View};
+use temper_model::{Weights, param::ParamId};
+use temper_tensor::{DType, Ops, Slice, Tensor, View};
 
 /// Tensors in host memory: as they lie there, or copied from a device.
 pub(crate) struct OnHost<'t> {
@@ -48,22 +48,25 @@ impl Trainer {
 
     /// Sets weights (and masters) to host values of any float type, one tensor per parameter and in its shape.
     pub fn set_weights(&mut self, values: Vec<Tensor>) -> Result<()> {
-        let (ops, before) = (&*self.ops, self.ops.account(Purpose::Weights));
-        let single = self.weights.dtype() == DType::F32;
-        for (i, (values, param)) in values.into_iter().zip(&self.model.params).enumerate() {
-            if values.shape() != param.shape {
-                return Err(Error::Model(temper_model::Error::MissingWeights(param.name.clone())));
-            }
-            if single && values.dtype() == DType::F32 {
-                // Taken over as it is: on the CPU of a single rank without a copy.
-                self.weights.set(ops, ParamId(i), ops.adopt(values)?)?;
-            } else {
-                let values = in_f32(ops, values)?;
-                self.optimizer.set_master(ops, &mut self.weights, ParamId(i), values.view())?;
-            }
+        values.into_iter().enumerate().try_for_each(|(i, values)| self.set_weight(ParamId(i), values))
+    }
+
+    /// Sets all weights to the starting values that their declarations and `seed` give, one parameter after another.
+    pub(crate) fn draw(&mut self, seed: u64) -> Result<()> {
+        for i in 0..self.model.params.len() {
+            let values = Weights::draw(&self.model.params[i], seed);
+            self.set_weight(ParamId(i), values)?;
         }
-        ops.account(before);
         Ok(())
+    }
+
+    fn set_weight(&mut self, id: ParamId, values: Tensor) -> Result<()> {
+        let (ops, param) = (&*self.ops, &self.model.params[id.0]);
+        if values.shape() != param.shape {
+            return Err(Error::Model(temper_model::Error::MissingWeights(param.name.clone())));
+        }
+        let values = in_f32(ops, values)?;
+        Ok(self.optimizer.set_master(ops, &mut self.weights, id, &(0..param.numel()), values.view())?)
     }
 }
 
@@ -76,17 +79,4 @@ fn in_f32(ops: &dyn Ops, values: Tensor) -> Result<Tensor> {
     let mut out = ops.alloc(DType::F32, there.shape())?;
     ops.copy(out.view_mut(), there.view())?;
     Ok(out)
-}
-
-/// Host values of any float type into tensors of the backend; where type and place agree they are taken over.
-pub(crate) fn place(ops: &dyn Ops, into: &mut [Tensor], values: Vec<Tensor>) -> Result<()> {
-    for (to, values) in into.iter_mut().zip(values) {
-        let there = ops.adopt(values)?;
-        if there.dtype() == to.dtype() && !matches!(there.buffer(), Buffer::Device(_)) {
-            *to = there;
-        } else {
-            ops.copy(to.view_mut(), there.view())?;
-        }
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@ pub mod bench;
 pub mod device;
 mod error;
 pub mod events;
+mod fill;
 mod findings;
 mod guard;
 mod host;

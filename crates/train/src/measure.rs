@@ -1,9 +1,8 @@
 //! Model FLOPs and the memory of this process.
 
-use crate::device::Device;
 use crate::events::Step;
 use crate::outcome::StepResult;
-use temper_config::Arch;
+use temper_config::{Arch, Device};
 use temper_data::StepBatch;
 use temper_model::param::{Param, count};
 use temper_tensor::Ops;
@@ -25,7 +24,7 @@ impl Flops {
         Flops {
             per_token: 6.0 * (active as f64 - look_up as f64),
             per_token_and_position: 6.0 * (arch.layers * arch.heads * arch.head_dim) as f64,
-            peak: Device::of(backend).map(|d| d.peak_flops),
+            peak: Device::of(backend).map(|d| d.peak()),
         }
     }
 

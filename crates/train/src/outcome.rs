@@ -27,9 +27,11 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// False when the loss or the gradient was not finite and the update was left out.
     pub updated: bool,
+    /// Some rank was asked to end the run.
+    pub stop: bool,
 }
 
-/// Losses of a step.
+/// What ranks tell each other of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Losses {
     /// Mean cross-entropy.
@@ -38,4 +40,6 @@ pub struct Losses {
     pub aux_loss: Option<f64>,
     /// Router z-loss, likewise.
     pub z_loss: Option<f64>,
+    /// Some rank was asked to end the run.
+    pub stop: bool,
 }

@@ -49,6 +49,10 @@ impl Precision {
                 return Err(Error::Input(format!("precision.{key}: {name} does not compute in {dtype}. Remove the key, or run on a GPU")));
             }
         }
+        if offload && !ops.on_device() {
+            let name = ops.name();
+            resolved.notices.push(format!("memory.offload_optimizer does nothing here: {name} has all tensors in host memory"));
+        }
         if precision.grads == DType::BF16 && precision.weights != DType::BF16 {
             let remedy = "Set it to float32, or precision.dtype to bfloat16";
             return Err(Error::Input(format!(

@@ -1,13 +1,14 @@
 //! A run: everything that lives from its first step to its last.
 
-use crate::host::{OnHost, place};
+use crate::events::Loading;
+use crate::host::OnHost;
 use crate::layout::Layout;
 use crate::precision::{Precision, dtype_of};
 use crate::setup::{self, Prepared, Source};
-use crate::share::sum_over_ranks;
+use crate::share::loading;
 use crate::state::{Fixed, RunState, object};
 use crate::step::Trainer;
-use crate::together::Together;
+use crate::together::{self, Resumed, Together};
 use crate::{Error, Result, lr::LearningRate, run_dir};
 use std::{
     path::Path,
@@ -15,8 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 use temper_checkpoint::store::Committed;
-use temper_checkpoint::{ExportOptions, Loaded, Saved, Sidecar, Store};
-use temper_comm::World;
+use temper_checkpoint::{Checkpoint, ExportOptions, Saved, Sidecar, Store};
+use temper_comm::{Comm, Solo, World};
 use temper_config::{Config, Resolved};
 use temper_data::{ChatTemplate, Loader, Masker, MicroBatch, Report, Tokenizer};
 use temper_tensor::Ops;
@@ -42,6 +43,8 @@ pub struct CheckpointSaved {
     pub bytes: u64,
     /// From the beginning of its save.
     pub took: Duration,
+    /// Of that, how long training stood still, where it did not for all of it.
+    pub paused: Option<Duration>,
     /// What else the user should know.
     pub notices: Vec<String>,
 }
@@ -52,9 +55,11 @@ pub struct Run {
     pub resolved: Resolved,
     /// When the program started.
     pub started: Instant,
+    /// How what the run begins with came from disk; nothing when it was drawn.
+    pub loaded: Option<Loading>,
     /// Keeps other jobs out of the run folder; rank 0 holds it for all.
     _lock: Option<std::fs::File>,
-    /// Set from outside to end the run after the step under way, saved.
+    /// Set from outside to end the run after the step under way, saved: the trainer's.
     pub stop: Arc<AtomicBool>,
     /// Where the model comes from.
     pub source: Source,
@@ -110,9 +115,9 @@ impl Run {
         let ranks = layout.ranks(world, &source.arch)?;
         let portion = layout.portion(&source.arch, &ranks)?;
         setup::announce_attention(&*ops, &portion.seat.arch(&source.arch)?, precision, &loader.batch(0));
-        let (mut trainer, said) =
-            setup::trainer(config, &source, (ranks, &portion), precision, longest(config, dataset.report(), &eval), ops)?;
-        notices.extend(said);
+        let longest = longest(config, dataset.report(), &eval);
+        let mut trainer = setup::trainer(config, &source, (ranks, &portion), precision, longest, ops)?;
+        notices.extend(source.arch.notices.iter().cloned());
         let mut state = RunState {
             step: 0,
             updates: 0,
@@ -127,18 +132,30 @@ impl Run {
         let store = Arc::new(Store::new(&config.log.dir));
         let together = Together::new(world, store.clone())?;
         let first = world.rank() == 0; // the run folder is its business
-        if let (Some(together), true) = (&together, begin != Begin::New) {
-            state = resume_together(together, begin, state, &mut trainer, &store, &mut notices)?;
-        } else if begin != Begin::New {
-            let (loaded, said) = load_checkpoint(&store, begin, &trainer)?;
+        let loaded = if begin == Begin::New {
+            let (loaded, said) = setup::begin(&mut trainer, config, &source)?;
             notices.extend(said);
-            state = resume(loaded, state, &mut trainer, &mut notices)?;
-        } else if first && let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
-            notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
-        }
+            if first && let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
+                notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
+            }
+            loaded
+        } else {
+            let comm = together.as_ref().map_or(&Solo as &dyn Comm, Together::comm);
+            store.assure_shared(comm)?;
+            let found = together::load(&store, comm, &mut trainer, begin)?;
+            let Resumed { checkpoint, loaded, notices: said } = found.ok_or_else(|| no_checkpoint(&store))?;
+            notices.extend(said);
+            state = going_on(&checkpoint, state, &mut notices)?;
+            trainer.optimizer.updates = state.updates;
+            Some(loaded)
+        };
+        let loaded = loaded.map(|traffic| loading(traffic, &trainer)).transpose()?;
         let lock = if first { Some(run_dir::lock(&config.log.dir)?) } else { None };
         if first {
             run_dir::write_config(&config.log.dir, &resolved)?;
+        }
+        if let (Some(together), Begin::New) = (&together, begin) {
+            store.assure_shared(together.comm())?;
         }
         let schedule = LearningRate::new(&config.optim, steps);
         let report = dataset.report().clone();
@@ -146,8 +163,9 @@ impl Run {
         let turn_end = masker.terminator().and_then(|t| tokenizer.id_of(t.trim_end()));
         Ok(Run {
             started,
+            loaded,
             _lock: lock,
-            stop: Arc::default(),
+            stop: trainer.stop.clone(),
             report,
             source,
             tokenizer,
@@ -180,9 +198,7 @@ impl Run {
     pub fn save(&mut self) -> Result<Option<CheckpointSaved>> {
         let sidecar = self.sidecar();
         if let Some(together) = &mut self.together {
-            let clock = Instant::now();
             let before = together.save(&self.trainer, &self.state, sidecar)?;
-            tracing::info!(seconds = clock.elapsed().as_secs_f64(), "training stood still for the checkpoint");
             return before.map(|committed| self.committed(committed)).transpose();
         }
         let clock = Instant::now();
@@ -192,7 +208,7 @@ impl Run {
         let v = OnHost::new(&*t.ops, t.optimizer.exp_avg_sq.iter())?;
         let state = serde_json::to_value(&self.state).map_err(|e| Error::Input(format!("checkpoint state: {e}")))?;
         let saved = self.store.save(self.state.step, &t.model.params, &weights.views(), &m.views(), &v.views(), &state, &sidecar)?;
-        Ok(Some(self.kept(saved, clock.elapsed())?))
+        Ok(Some(self.kept(saved, clock.elapsed(), None)?))
     }
 
     /// What became of a save beside training: with `wait` of any that is under way, else if it is done.
@@ -203,21 +219,15 @@ impl Run {
     }
 
     fn committed(&self, done: Committed) -> Result<CheckpointSaved> {
-        self.kept(done.saved, done.took)
+        self.kept(done.saved, done.took, Some(done.paused))
     }
 
     /// Removes the checkpoints that are no longer wanted, now that there is another.
-    fn kept(&self, saved: Saved, took: Duration) -> Result<CheckpointSaved> {
+    fn kept(&self, saved: Saved, took: Duration, paused: Option<Duration>) -> Result<CheckpointSaved> {
         let keep = &self.config().checkpoint;
         let first = self.trainer.ranks.mesh.rank == 0;
         let notices = if first { self.store.prune(keep.keep_last, keep.keep_every)? } else { Vec::new() };
-        Ok(CheckpointSaved { step: saved.step, path: saved.path.display().to_string(), bytes: saved.bytes, took, notices })
-    }
-
-    /// Whether some rank was asked to stop; every rank is told the same.
-    pub fn asked_to_stop(&self) -> Result<bool> {
-        let asked = f64::from(u8::from(self.stop.load(std::sync::atomic::Ordering::Relaxed)));
-        Ok(sum_over_ranks(&*self.trainer.ops, &*self.trainer.ranks.mesh.world, [asked])?[0] > 0.0)
+        Ok(CheckpointSaved { step: saved.step, path: saved.path.display().to_string(), bytes: saved.bytes, took, paused, notices })
     }
 
     /// Writes the weights as a Hugging Face folder, `hf/` of the run folder.
@@ -305,17 +315,6 @@ fn beyond_positions(config: &Config, source: &Source, report: &Report) -> Option
     })
 }
 
-fn load_checkpoint(store: &Store, begin: Begin, trainer: &Trainer) -> Result<(Loaded, Vec<String>)> {
-    let params = &trainer.model.params;
-    if let Begin::Step(step) = begin {
-        return Ok((store.load(step, params)?, Vec::new()));
-    }
-    match store.load_latest(params)? {
-        Some(found) => Ok(found),
-        None => Err(no_checkpoint(store)),
-    }
-}
-
 fn no_checkpoint(store: &Store) -> Error {
     let earlier = store.dir().parent().and_then(run_dir::earlier_with_checkpoints);
     let hint = earlier.map(|dir| format!(", or look into {}, an earlier run that has some (--set log.dir=...)", dir.display()));
@@ -323,38 +322,11 @@ fn no_checkpoint(store: &Store) -> Error {
     Error::Input(format!("{}: no checkpoint to resume from. Run without --resume to start{hint}", store.dir().display()))
 }
 
-/// Every rank reads its part of a checkpoint, whatever layout saved it.
-fn resume_together(
-    together: &Together,
-    begin: Begin,
-    planned: RunState,
-    trainer: &mut Trainer,
-    store: &Store,
-    notices: &mut Vec<String>,
-) -> Result<RunState> {
-    let step = if let Begin::Step(step) = begin { Some(step) } else { None };
-    let Some((checkpoint, said)) = together.load(trainer, step)? else { return Err(no_checkpoint(store)) };
-    notices.extend(said);
-    let state = going_on(checkpoint.state().clone(), checkpoint.path(), planned, notices)?;
-    trainer.optimizer.updates = state.updates;
-    Ok(state)
-}
-
-/// Puts a checkpoint's tensors in place after checking that the run may go on from it.
-fn resume(loaded: Loaded, planned: RunState, trainer: &mut Trainer, notices: &mut Vec<String>) -> Result<RunState> {
-    let state = going_on(loaded.state, &loaded.path, planned, notices)?;
-    let ops = trainer.ops.clone();
-    trainer.set_weights(loaded.weights)?;
-    place(&*ops, &mut trainer.optimizer.exp_avg, loaded.exp_avg)?;
-    place(&*ops, &mut trainer.optimizer.exp_avg_sq, loaded.exp_avg_sq)?;
-    trainer.optimizer.updates = state.updates;
-    Ok(state)
-}
-
 /// The state of a checkpoint, if the run may go on from it.
-fn going_on(state: serde_json::Value, path: &Path, planned: RunState, notices: &mut Vec<String>) -> Result<RunState> {
-    let mut state: RunState =
-        serde_json::from_value(state).map_err(|e| Error::Input(format!("{}: state.json is not a training state: {e}", path.display())))?;
+fn going_on(checkpoint: &Checkpoint, planned: RunState, notices: &mut Vec<String>) -> Result<RunState> {
+    let path = checkpoint.path();
+    let mut state: RunState = serde_json::from_value(checkpoint.state().clone())
+        .map_err(|e| Error::Input(format!("{}: state.json is not a training state: {e}", path.display())))?;
     let conflicts = state.conflicts(&planned);
     if !conflicts.is_empty() {
         return Err(Error::Input(format!(

@@ -4,12 +4,12 @@ use crate::precision::Precision;
 use crate::step::{Settings, Trainer};
 use crate::{Error, Result};
 use std::{path::PathBuf, sync::Arc};
-use temper_checkpoint::{WeightsFolder, resolve_model};
-use temper_config::{Arch, AuxLoss, Config, InitFrom, RecomputePart, Resolved};
+use temper_checkpoint::{Traffic, WeightsFolder, resolve_model};
+use temper_config::{Arch, AuxLoss, Config, InitFrom, Resolved};
 use temper_data::{ChatTemplate, Dataset, MicroBatch, StepBatch, Tokenizer};
-use temper_model::{Grads, Model, Parts, Portion, Ranks, Recompute, RopeTables, Weights};
+use temper_model::{Grads, Model, Portion, Ranks, Recompute, RopeTables, Weights, chunk_rows, declare};
 use temper_parallel::{AdamWConfig, Buckets, Optimizer};
-use temper_tensor::{AttentionSizes, Balance, DType, Ops, Purpose};
+use temper_tensor::{AttentionSizes, Balance, Ops, Purpose};
 
 /// A model folder and what was read from it.
 pub struct Source {
@@ -69,7 +69,20 @@ pub(crate) fn announce_attention(ops: &dyn Ops, arch: &Arch, precision: Precisio
     ops.prepare_attention(&batch.micro.iter().map(of).collect::<Vec<_>>());
 }
 
-/// Loads (or draws) the weights and allocates gradients and moments.
+/// Reads the weights of the source, of which every rank takes what it holds; or draws them. Returns what was read, and notices about the
+/// folder.
+pub fn begin(trainer: &mut Trainer, config: &Config, source: &Source) -> Result<(Option<Traffic>, Vec<String>)> {
+    if config.model.init == InitFrom::Random {
+        trainer.draw(config.train.seed)?;
+        return Ok((None, Vec::new()));
+    }
+    let folder = WeightsFolder::open(&source.model_dir)?;
+    let notices = folder.check(&declare(&source.arch))?;
+    let traffic = trainer.fill(false, &|slots| folder.read(slots))?;
+    Ok((Some(traffic), notices))
+}
+
+/// Allocates what lives from the first step to the last: weights (unspecified as yet), gradients and moments.
 pub fn trainer(
     config: &Config,
     source: &Source,
@@ -77,28 +90,9 @@ pub fn trainer(
     precision: Precision,
     longest: usize,
     ops: Arc<dyn Ops>,
-) -> Result<(Trainer, Vec<String>)> {
-    let arch = &source.arch;
-    let model = network(config, arch, portion, precision, &*ops)?;
-    let mut notices = arch.notices.clone();
-    let host = match config.model.init {
-        InitFrom::Random => Weights::random_host(&model.params, config.train.seed),
-        InitFrom::Pretrained => {
-            let (tensors, said) = WeightsFolder::open(&source.model_dir)?.load(&model.params, DType::F32)?;
-            notices.extend(said);
-            tensors
-        }
-    };
-    let mut trainer = configured(config, model, ranks, precision, longest, ops)?;
-    trainer.set_weights(host)?;
-    Ok((trainer, notices))
-}
-
-/// Rows of logits that exist at once: each chunk reads and writes the gradient of the whole output matrix, so a GPU takes as many
-/// as fit 1.25 GiB. On a CPU 512 are enough to hide that, and leave its memory alone.
-fn loss_chunk(arch: &Arch, precision: Precision, ops: &dyn Ops) -> usize {
-    let fit = (5usize << 28) / (arch.vocab * precision.weights.size()).max(1);
-    if ops.on_device() { (fit / 256 * 256).clamp(512, 8192) } else { temper_model::CHUNK_ROWS }
+) -> Result<Trainer> {
+    let model = network(config, &source.arch, portion, precision, &*ops)?;
+    configured(config, model, ranks, precision, longest, ops)
 }
 
 /// What a rank holds of the network of an architecture, as the configuration wants it.
@@ -106,7 +100,7 @@ pub(crate) fn network(config: &Config, arch: &Arch, portion: &Portion, precision
     let mut model = Model::part(arch, portion)?;
     if let Some(head) = &mut model.head {
         head.chunk_rows = match config.memory.loss_chunk {
-            0 => loss_chunk(arch, precision, ops),
+            0 => chunk_rows(arch.vocab, precision.weights, ops.on_device()),
             rows => rows,
         };
     }
@@ -147,19 +141,7 @@ pub fn allocate(
     ops.account(Purpose::Optimizer);
     let optimizer = Optimizer::new(&*ops, buckets, precision.weights, precision.moments, precision.offload, adamw)?;
     ops.account(before);
-    Ok(Trainer { ops, ranks, model, weights, grads, optimizer, rope, settings })
-}
-
-/// The parts of a layer that selective recomputation drops.
-fn parts(chosen: &[RecomputePart]) -> Parts {
-    let has = |part| chosen.contains(&part);
-    Parts {
-        norm: has(RecomputePart::Norm),
-        act: has(RecomputePart::Act),
-        moe: has(RecomputePart::Moe),
-        mlp: has(RecomputePart::Mlp),
-        qkv: has(RecomputePart::Qkv),
-    }
+    Ok(Trainer { ops, ranks, model, weights, grads, optimizer, rope, settings, stop: Arc::default() })
 }
 
 /// What is minimised: the loss, and for models with experts the auxiliary losses.
@@ -178,10 +160,6 @@ fn settings(config: &Config, arch: &Arch) -> Result<Settings> {
         (Some(moe), AuxLoss::Hf) => Some((Balance::Hf, coef(moe))),
         (Some(moe), AuxLoss::Megatron) => Some((Balance::Megatron, coef(moe))),
     };
-    let recompute = match config.memory.recompute {
-        temper_config::Recompute::None => Recompute::None,
-        temper_config::Recompute::Selective => Recompute::Selective(parts(&config.memory.recompute_parts)),
-        temper_config::Recompute::Full => Recompute::Full,
-    };
+    let recompute = Recompute::of(&config.memory);
     Ok(Settings { reduction: train.loss_reduction, balance, z_coef: train.z_loss_coef, recompute })
 }

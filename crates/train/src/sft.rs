@@ -49,7 +49,7 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         if due(step, run.config().train.eval_every) || last {
             evaluate(run, step, sink)?;
         }
-        let stop = run.asked_to_stop()? && !last;
+        let stop = done.stop && !last;
         if due(step, run.config().checkpoint.every) || last || stop {
             save(run, sink)?;
         }
@@ -105,6 +105,7 @@ fn announce(run: &mut Run, sink: &mut dyn Sink) {
         samples: run.report.kept as usize,
         sequences: run.report.packing.sequences as usize,
         startup_s: run.started.elapsed().as_secs_f64(),
+        loaded: run.loaded.clone(),
     }));
     for message in std::mem::take(&mut run.notices) {
         sink.event(&Event::Notice(Notice { message, count: None }));
@@ -131,8 +132,9 @@ fn save(run: &mut Run, sink: &mut dyn Sink) -> Result<()> {
 }
 
 fn tell_saved(saved: Option<CheckpointSaved>, sink: &mut dyn Sink) {
-    let Some(CheckpointSaved { step, path, bytes, took, notices }) = saved else { return };
-    sink.event(&Event::Checkpoint(Saved { step, path, bytes, wall_s: took.as_secs_f64() }));
+    let Some(CheckpointSaved { step, path, bytes, took, paused, notices }) = saved else { return };
+    let paused_s = paused.map(|paused| paused.as_secs_f64());
+    sink.event(&Event::Checkpoint(Saved { step, path, bytes, wall_s: took.as_secs_f64(), paused_s }));
     for message in notices {
         sink.event(&Event::Notice(Notice { message, count: None }));
     }

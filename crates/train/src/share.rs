@@ -3,6 +3,9 @@
 //! Legend: M micro-batches of the step over all ranks.
 
 use crate::Result;
+use crate::events::Loading;
+use crate::step::Trainer;
+use temper_checkpoint::Traffic;
 use temper_comm::{Comm, Reduce};
 use temper_config::LossReduction;
 use temper_data::{MicroBatch, StepBatch};
@@ -29,13 +32,34 @@ pub(crate) fn loss_scales(batch: &StepBatch, reduction: LossReduction) -> Vec<f6
 
 /// The sum of every rank's numbers.
 pub(crate) fn sum_over_ranks<const N: usize>(ops: &dyn Ops, world: &dyn Comm, numbers: [f64; N]) -> Result<[f64; N]> {
+    over_ranks(ops, world, Reduce::Sum, numbers)
+}
+
+fn over_ranks<const N: usize>(ops: &dyn Ops, world: &dyn Comm, reduce: Reduce, numbers: [f64; N]) -> Result<[f64; N]> {
     if world.size() == 1 {
         return Ok(numbers);
     }
     let mut there = ops.from_host(View::host(&numbers, &[N]))?;
-    world.all_reduce(there.view_mut(), Reduce::Sum).map_err(temper_model::Error::Comm)?.wait().map_err(temper_model::Error::Comm)?;
+    world.all_reduce(there.view_mut(), reduce).map_err(temper_model::Error::Comm)?.wait().map_err(temper_model::Error::Comm)?;
     let back = ops.to_host(there.view())?;
     Ok(std::array::from_fn(|i| back.as_slice::<f64>().and_then(|s| s.get(i)).copied().unwrap_or(f64::NAN)))
+}
+
+/// What all ranks read, from what this one did. Every rank calls this.
+pub(crate) fn loading(own: Traffic, trainer: &Trainer) -> Result<Loading> {
+    let (ops, world) = (&*trainer.ops, &*trainer.ranks.mesh.world);
+    let [all] = sum_over_ranks(ops, world, [own.read as f64])?;
+    let [slowest] = over_ranks(ops, world, Reduce::Max, [own.took.as_secs_f64()])?;
+    let gb_per_s = |bytes: f64, seconds: f64| bytes / 1e9 / seconds.max(1e-9);
+    Ok(Loading {
+        bytes: own.read,
+        wanted_bytes: own.wanted,
+        wall_s: own.took.as_secs_f64(),
+        gb_per_s: gb_per_s(own.read as f64, own.took.as_secs_f64()),
+        ranks: world.size(),
+        all_bytes: all as u64,
+        all_gb_per_s: gb_per_s(all, slowest),
+    })
 }
 
 /// Of each number the largest that a rank has, on all ranks.

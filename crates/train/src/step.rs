@@ -5,7 +5,7 @@
 use crate::outcome::{Done, Losses, StepResult};
 use crate::share::{loss_scales, of_this_rank};
 use crate::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 use temper_config::LossReduction;
 use temper_data::{MicroBatch, StepBatch};
 use temper_model::{AuxSettings, Batch, Grads, Model, Objective, Ranks, Recompute, RopeTables, Weights};
@@ -30,6 +30,8 @@ pub struct Trainer {
     pub rope: RopeTables,
     /// What is minimised.
     pub settings: Settings,
+    /// Set from outside to have the run end; every rank learns of it with the losses of a step.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// What is minimised, fixed for the run.
@@ -55,10 +57,10 @@ impl Trainer {
         ops.phase(Phase::Update)?;
         self.optimizer.step(&*ops, &mut self.weights, &self.grads, lr)?;
         ops.phase(Phase::Report)?;
-        let Losses { loss, aux_loss, z_loss } = self.report(&done)?;
+        let Losses { loss, aux_loss, z_loss, stop } = self.report(&done)?;
         let Settled { grad_norm, updated } = self.optimizer.settle(&*ops)?;
         ops.phase(Phase::Between)?;
-        Ok(StepResult { loss, aux_loss, z_loss, grad_norm, updated })
+        Ok(StepResult { loss, aux_loss, z_loss, grad_norm, updated, stop })
     }
 
     /// The gradients of a step as they are updated with: of its segments each rank has the sum over all ranks.

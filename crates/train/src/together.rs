@@ -1,13 +1,14 @@
-//! Checkpoints of a run of several ranks: each rank saves its segments beside training, and reads what it needs of any checkpoint.
+//! Checkpoints and ranks: several ranks save their segments beside training, and any number reads what each needs of any checkpoint.
 
 use crate::host::fetch;
+use crate::run::Begin;
 use crate::state::RunState;
 use crate::step::Trainer;
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use temper_checkpoint::store::{Committed, Request, Saver, own_ranges};
-use temper_checkpoint::{Checkpoint, Entry, Kind, Sidecar, Slot, Store};
+use temper_checkpoint::{Checkpoint, Class, Entry, Kind, Sidecar, Store, Traffic};
 use temper_comm::{Comm, World};
 use temper_model::declare;
 use temper_tensor::{Tensor, View};
@@ -19,7 +20,6 @@ const HOST_BYTES: u64 = 8 << 30;
 pub struct Together {
     saver: Saver,
     comm: Arc<dyn Comm>,
-    store: Arc<Store>,
 }
 
 impl Together {
@@ -30,7 +30,7 @@ impl Together {
         }
         let everyone: Vec<usize> = (0..world.size()).collect();
         let comm = world.host_group("checkpoints", &everyone).map_err(temper_model::Error::Comm)?;
-        Ok(Some(Together { saver: Saver::new(store.clone(), comm.clone(), HOST_BYTES), comm, store }))
+        Ok(Some(Together { saver: Saver::new(store, comm.clone(), HOST_BYTES), comm }))
     }
 
     /// Copies what this rank saves; the rest happens beside training. A save still under way is waited for, and told.
@@ -72,24 +72,9 @@ impl Together {
         Ok(self.saver.wait()?)
     }
 
-    /// Fills weights and moments from the newest checkpoint that every rank can read, or from that of `step`. Whatever layout saved it.
-    ///
-    /// # Errors
-    /// The same on all ranks; when there is no checkpoint, `None`.
-    pub fn load(&self, trainer: &mut Trainer, step: Option<usize>) -> Result<Option<(Checkpoint, Vec<String>)>> {
-        let read = |checkpoint: &Checkpoint| Values::read(checkpoint, trainer);
-        let (values, checkpoint, notices) = match step {
-            Some(step) => {
-                let (values, checkpoint) = self.store.resume_step(&*self.comm, step, read)?;
-                (values, checkpoint, Vec::new())
-            }
-            None => match self.store.resume(&*self.comm, read)? {
-                Some(found) => found,
-                None => return Ok(None),
-            },
-        };
-        values.place(trainer)?;
-        Ok(Some((checkpoint, notices)))
+    /// The group of all ranks for checkpoints.
+    pub fn comm(&self) -> &dyn Comm {
+        &*self.comm
     }
 }
 
@@ -98,43 +83,32 @@ fn within<'a>(data: View<'a>, held: &Range<usize>, range: &Range<usize>) -> View
     data.slice_rows(range.start - held.start..range.end - held.start)
 }
 
-/// What a rank reads of a checkpoint: whole parameters as it holds them, and the moments of its segments.
-struct Values {
-    weights: Vec<Tensor>,
-    moments: Vec<[Tensor; 2]>,
+/// A checkpoint that is in place.
+pub(crate) struct Resumed {
+    pub checkpoint: Checkpoint,
+    /// How this rank's part came.
+    pub loaded: Traffic,
+    /// About checkpoints passed over.
+    pub notices: Vec<String>,
 }
 
-impl Values {
-    fn read(checkpoint: &Checkpoint, trainer: &Trainer) -> temper_checkpoint::Result<Values> {
-        let params = &trainer.model.params;
-        let segments = trainer.optimizer.segments();
-        let zeros = |shape: &[usize]| Tensor::from_vec(vec![0f32; shape.iter().product()], shape);
-        let mut weights: Vec<Tensor> = params.iter().map(|p| zeros(&p.shape)).collect();
-        let mut moments: Vec<[Tensor; 2]> = segments.iter().map(|s| [zeros(&[s.range.len()]), zeros(&[s.range.len()])]).collect();
-        let mut slots: Vec<Slot> = Vec::with_capacity(params.len() + 2 * segments.len());
-        for (param, weight) in params.iter().zip(&mut weights) {
-            let numel = param.numel();
-            slots.push(Slot { kind: Kind::Weight, param, range: 0..numel, into: weight.view_mut().reshape(&[numel]) });
-        }
-        for (segment, [m, v]) in segments.iter().zip(&mut moments) {
-            let param = &params[segment.param.0];
-            for (kind, into) in [(Kind::ExpAvg, m), (Kind::ExpAvgSq, v)] {
-                slots.push(Slot { kind, param, range: segment.range.clone(), into: into.view_mut() });
-            }
-        }
-        let traffic = checkpoint.read(slots)?;
-        tracing::info!(gb_per_s = traffic.gb_per_s(), bytes = traffic.read, "read the checkpoint");
-        Ok(Values { weights, moments })
+/// Fills weights and moments from the newest checkpoint that every rank of `comm` can read, or from that of a step. Whatever layout
+/// saved it, each rank reads what it holds, into its place. The checkpoint's state is the caller's to look at.
+///
+/// # Errors
+/// The same on all ranks; when there is no checkpoint, `None`.
+pub(crate) fn load(store: &Store, comm: &dyn Comm, trainer: &mut Trainer, begin: Begin) -> Result<Option<Resumed>> {
+    let rank = comm.rank();
+    let mut read = |checkpoint: &Checkpoint| {
+        trainer.fill(true, &|slots| checkpoint.read(slots)).map_err(|e| match e {
+            Error::Checkpoint(e) => e,
+            other => temper_checkpoint::Error::OfRank { rank, class: Class::Failed, message: other.to_string() },
+        })
+    };
+    if let Begin::Step(step) = begin {
+        let (loaded, checkpoint) = store.resume_step(comm, step, read)?;
+        return Ok(Some(Resumed { checkpoint, loaded, notices: Vec::new() }));
     }
-
-    fn place(self, trainer: &mut Trainer) -> Result<()> {
-        trainer.set_weights(self.weights)?;
-        let ops = trainer.ops.clone();
-        let segments = trainer.optimizer.segments().to_vec();
-        for (segment, [m, v]) in segments.iter().zip(self.moments) {
-            let (m, v) = (ops.adopt(m)?, ops.adopt(v)?);
-            trainer.optimizer.set_moments(&*ops, segment, m.view(), v.view())?;
-        }
-        Ok(())
-    }
+    let found = store.resume(comm, &mut read)?;
+    Ok(found.map(|(loaded, checkpoint, notices)| Resumed { checkpoint, loaded, notices }))
 }

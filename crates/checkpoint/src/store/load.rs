@@ -1,30 +1,11 @@
-//! Loading a checkpoint: only what its manifest vouches for.
+//! Finding a checkpoint: only what its manifest vouches for.
 
-use super::{Checkpoint, Kind, Listed, Store, manifest, save, verify};
-use crate::{Error, Result, Slot, Traffic, convert::zeros, sidecar::float_named};
+use super::{Listed, Store, manifest, save, verify};
+use crate::{Error, Result, sidecar::float_named};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use temper_model::param::Param;
-use temper_tensor::{DType, Tensor};
-
-/// A checkpoint read back, every tensor bit for bit as it was saved.
-pub struct Loaded {
-    /// Its step.
-    pub step: usize,
-    /// Its folder.
-    pub path: PathBuf,
-    /// Weights in the order of the parameters.
-    pub weights: Vec<Tensor>,
-    /// First moments.
-    pub exp_avg: Vec<Tensor>,
-    /// Second moments.
-    pub exp_avg_sq: Vec<Tensor>,
-    /// The caller's state.
-    pub state: Value,
-    /// Bytes of the three, and how fast they came.
-    pub traffic: Traffic,
-}
+use temper_tensor::DType;
 
 #[derive(Deserialize)]
 pub(super) struct StateFile {
@@ -52,38 +33,13 @@ pub(crate) fn base_dtype(step_dir: &Path) -> Result<Option<DType>> {
 }
 
 impl Store {
-    /// The newest checkpoint that is whole, every byte of it checked; older ones are tried when newer ones are not, each of
-    /// which is named by a notice. `None` when the run has no checkpoint at all. Whoever saved it, it is read whole.
-    ///
-    /// # Errors
-    /// [`Error::NoneWhole`] when there are checkpoints and not one is whole (nothing is deleted); [`Error::Bad`] when a whole one
-    /// does not fit the parameters.
-    pub fn load_latest(&self, params: &[Param]) -> Result<Option<(Loaded, Vec<String>)>> {
-        let mut notices = self.leftover_notices()?;
-        match self.newest(|listed| load(&listed, params))? {
-            Some((loaded, passed_over)) => {
-                notices.extend(passed_over);
-                Ok(Some((loaded, notices)))
-            }
-            None => Ok(None),
-        }
-    }
-
     /// The newest whole checkpoint's folder, every byte of it checked, with notices about newer ones passed over.
     ///
     /// # Errors
-    /// As [`Store::load_latest`]; [`Error::Bad`] when there is none.
+    /// [`Error::NoneWhole`] when there are checkpoints and not one is whole (nothing is deleted); [`Error::Bad`] when there is none.
     pub fn latest_whole(&self) -> Result<(PathBuf, Vec<String>)> {
         let found = self.newest(|listed| whole(&listed).map(|()| listed.path))?;
         found.ok_or_else(|| Error::bad(&self.dir(), "no checkpoints"))
-    }
-
-    /// The checkpoint of a step, every byte of it checked.
-    ///
-    /// # Errors
-    /// [`Error::Bad`] when there is none or it does not fit the parameters, [`Error::NotWhole`] when it is damaged.
-    pub fn load(&self, step: usize, params: &[Param]) -> Result<Loaded> {
-        load(&self.ensure_step(step)?, params)
     }
 
     /// The checkpoint of a step as listed.
@@ -127,24 +83,4 @@ fn whole(listed: &Listed) -> Result<()> {
         },
     };
     Err(Error::NotWhole { path: listed.path.clone(), fault })
-}
-
-/// Reads all of a checkpoint, each tensor in the type it was saved in.
-fn load(listed: &Listed, params: &[Param]) -> Result<Loaded> {
-    // A checkpoint of several ranks is checked block by block as it is read.
-    if listed.fault.is_some() || !manifest::Manifest::is_sharded(&listed.path) {
-        whole(listed)?;
-    }
-    let checkpoint = Checkpoint::open(&listed.path)?;
-    let mut tensors = Kind::ALL.map(|kind| {
-        let dtype = checkpoint.dtype(kind, params).unwrap_or(DType::F32);
-        params.iter().map(|p| zeros(dtype, &p.shape)).collect::<Vec<_>>()
-    });
-    let slots = Kind::ALL.into_iter().zip(&mut tensors).flat_map(|(kind, tensors)| {
-        params.iter().zip(tensors).map(move |(param, t)| Slot { kind, param, range: 0..param.numel(), into: t.view_mut() })
-    });
-    let traffic = checkpoint.read(slots.collect())?;
-    let [weights, exp_avg, exp_avg_sq] = tensors;
-    let (step, path, state) = (checkpoint.step(), listed.path.clone(), checkpoint.state().clone());
-    Ok(Loaded { step, path, weights, exp_avg, exp_avg_sq, state, traffic })
 }

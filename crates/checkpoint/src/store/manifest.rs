@@ -94,8 +94,8 @@ pub(crate) fn verify_share(step_dir: &Path, rank: usize, ranks: usize) -> Result
     if !manifest.shards.is_empty() {
         return Ok(());
     }
-    let own = manifest.files.iter().skip(rank).step_by(ranks.max(1));
-    let wrong: Vec<String> = own.filter_map(|e| e.compare_content(step_dir).err()).collect();
+    let own: Vec<&Entry> = manifest.files.iter().skip(rank).step_by(ranks.max(1)).collect();
+    let wrong: Vec<String> = own.into_par_iter().filter_map(|e| e.compare_content(step_dir).err()).collect();
     if wrong.is_empty() { Ok(()) } else { Err(not_whole(Fault::Damaged(wrong))) }
 }
 
@@ -103,11 +103,6 @@ impl Manifest {
     /// Whether a folder has a manifest, whatever is in it.
     pub(crate) fn is_in(dir: &Path) -> bool {
         dir.join(NAME).is_file()
-    }
-
-    /// Whether it is that of several ranks.
-    pub(crate) fn is_sharded(dir: &Path) -> bool {
-        Manifest::check(dir).is_ok_and(|m| !m.shards.is_empty())
     }
 
     pub(crate) fn new(step: usize, files: Vec<Written>) -> Manifest {

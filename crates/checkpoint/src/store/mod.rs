@@ -19,7 +19,6 @@ mod save;
 pub mod sharded;
 
 pub use kind::Kind;
-pub use load::Loaded;
 pub(crate) use load::base_dtype;
 pub use manifest::{Fault, Manifest, verify};
 pub use save::Saved;
@@ -233,7 +232,14 @@ fn belongs_to_another(path: &Path) -> bool {
     let pid = path.file_name().and_then(|n| n.to_string_lossy().rsplit_once('-').and_then(|(_, pid)| pid.parse::<u32>().ok()));
     // `.tmp-step-000012` without an id ends in its step.
     let named = path.file_name().is_some_and(|n| n.to_string_lossy().matches('-').count() == 3);
-    pid.is_some_and(|pid| named && pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists())
+    pid.is_some_and(|pid| named && pid != std::process::id() && lives(pid))
+}
+
+/// In a container whose first process collects no orphans, one that was killed stays in the table as a zombie.
+fn lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which is in brackets and may hold anything.
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
 fn size(dir: &Path) -> u64 {

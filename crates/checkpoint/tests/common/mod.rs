@@ -7,9 +7,10 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-use temper_checkpoint::Sidecar;
+use temper_checkpoint::{Checkpoint, Error, Kind, Sidecar, Slot, Store};
+use temper_comm::Solo;
 use temper_model::param::{Init, Param, Piece, Shard};
-use temper_tensor::{Tensor, View};
+use temper_tensor::{DType, Tensor, View};
 
 pub const INDEX: &str = "model.safetensors.index.json";
 pub const SHARD_1: &str = "model-00001-of-00002.safetensors";
@@ -147,4 +148,40 @@ pub fn side_folder(dir: &Path) -> Sidecar {
     fs::write(dir.join("tokenizer_config.json"), "{\"eos_token\": \"<|im_end|>\"}").unwrap();
     fs::write(dir.join("chat_template.jinja"), "{{ messages }}").unwrap();
     Sidecar { model_dir: dir.into(), tokenizer_dir: dir.into(), extra_eos: Vec::new() }
+}
+
+/// A checkpoint that one process has read whole.
+pub struct Loaded {
+    pub step: usize,
+    pub weights: Vec<Tensor>,
+    pub exp_avg: Vec<Tensor>,
+    pub exp_avg_sq: Vec<Tensor>,
+    pub state: serde_json::Value,
+}
+
+fn read_all(checkpoint: &Checkpoint, params: &[Param]) -> Result<[Vec<Tensor>; 3], Error> {
+    let mut all = Kind::ALL.map(|kind| {
+        assert_eq!(checkpoint.dtype(kind, params).unwrap_or(DType::F32), DType::F32);
+        params.iter().map(|p| Tensor::from_vec(vec![0f32; p.numel()], &[p.numel()])).collect::<Vec<_>>()
+    });
+    let slots = Kind::ALL.into_iter().zip(&mut all).flat_map(|(kind, tensors)| {
+        params.iter().zip(tensors).map(move |(param, t)| Slot { kind, param, range: 0..param.numel(), into: t.view_mut() })
+    });
+    checkpoint.read(slots.collect())?;
+    Ok(all)
+}
+
+fn loaded([weights, exp_avg, exp_avg_sq]: [Vec<Tensor>; 3], checkpoint: &Checkpoint) -> Loaded {
+    Loaded { step: checkpoint.step(), weights, exp_avg, exp_avg_sq, state: checkpoint.state().clone() }
+}
+
+/// The newest whole checkpoint, and notices.
+pub fn load_latest(store: &Store, params: &[Param]) -> Result<Option<(Loaded, Vec<String>)>, Error> {
+    let found = store.resume(&Solo, |checkpoint| read_all(checkpoint, params))?;
+    Ok(found.map(|(tensors, checkpoint, notices)| (loaded(tensors, &checkpoint), notices)))
+}
+
+pub fn load_step(store: &Store, step: usize, params: &[Param]) -> Result<Loaded, Error> {
+    let (tensors, checkpoint) = store.resume_step(&Solo, step, |checkpoint| read_all(checkpoint, params))?;
+    Ok(loaded(tensors, &checkpoint))
 }

@@ -1,6 +1,6 @@
 //! Damage to what is on disk, and disks that refuse.
 
-use super::common::snapshot;
+use super::common::{load_latest, load_step, snapshot};
 use super::ranks::*;
 use std::{
     fs, io,
@@ -70,9 +70,9 @@ fn every_damage_is_named_and_passed_over() {
         assert_eq!(snapshot(&job.dir()), before, "{what}: nothing is deleted");
         // One process alone passes over it too, and refuses it when it is asked for.
         let params = temper_model::declare(&job.arch);
-        let (loaded, notices) = job.store().load_latest(&params).unwrap().unwrap();
+        let (loaded, notices) = load_latest(&job.store(), &params).unwrap().unwrap();
         assert!(loaded.step == 3 && notices.iter().any(|n| n.contains("step-000006")), "{what}");
-        assert!(job.store().load(6, &params).err().unwrap().to_string().contains(&*file.to_string_lossy()), "{what}");
+        assert!(load_step(&job.store(), 6, &params).err().unwrap().to_string().contains(&*file.to_string_lossy()), "{what}");
         // The run goes on.
         job.save(&TO, 9).into_iter().for_each(|r| drop(r.unwrap()));
         job.assert_resumes(&FROM, 9);

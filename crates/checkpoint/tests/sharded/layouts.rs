@@ -1,6 +1,6 @@
 //! From any layout to any other, to one rank, to a Hugging Face folder, and back, bit for bit.
 
-use super::common::{names, snapshot, views};
+use super::common::{load_latest, names, snapshot, views};
 use super::ranks::*;
 use half::bf16;
 use proptest::prelude::*;
@@ -84,6 +84,62 @@ proptest! {
     }
 }
 
+/// Matrices large enough to tell rows from neighbours: a rank reads the rows of its heads, its experts and its layers to the byte, and
+/// of matrices that are divided by columns whole rows.
+#[test]
+fn of_a_model_folder_a_rank_reads_its_slices() {
+    let root = tempdir().unwrap();
+    let mut arch = arch(false, true, 2048);
+    (arch.hidden, arch.head_dim, arch.heads, arch.kv_heads, arch.intermediate) = (256, 64, 8, 4, 1024);
+    arch.moe.as_mut().unwrap().intermediate = 512;
+    let whole = declare(&arch);
+    let tensors: Vec<Tensor> = whole.iter().map(|p| values(5, Kind::Weight, p, DType::BF16).reshape(&p.shape)).collect();
+    let out = root.path().join("hf");
+    let side = super::common::side_folder(&root.path().join("base"));
+    temper_checkpoint::export(
+        &out,
+        &whole,
+        &views(&tensors),
+        &side,
+        &ExportOptions { dtype: Some(DType::BF16), ..ExportOptions::default() },
+    )
+    .unwrap();
+    let folder = WeightsFolder::open(&out).unwrap();
+    assert_eq!(folder.check(&whole).unwrap(), Vec::<String>::new());
+    let all: usize = whole.iter().map(|p| 2 * p.numel()).sum();
+    let layouts = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 1, 2), (2, 2, 2)];
+    for (tp, pp, ep) in layouts {
+        let layout = Layout { tp, pp, ep, ..Layout::ONE };
+        let mut rows = 0;
+        for rank in 0..layout.ranks() {
+            let held = held(&arch, &layout, rank);
+            let mut got: Vec<Tensor> = held.params.iter().map(|p| Tensor::from_vec(vec![bf16::ONE; p.numel()], &[p.numel()])).collect();
+            let slots = held.params.iter().zip(&mut got);
+            let slots = slots.map(|(param, t)| Slot { kind: Kind::Weight, param, range: 0..param.numel(), into: t.view_mut() });
+            let traffic = folder.read(slots.collect()).unwrap();
+            let pieces = || held.params.iter().flat_map(|p| &p.pieces);
+            let by_columns = |p: &&temper_model::param::Piece| p.part.as_ref().is_some_and(|part| part.dim == 1);
+            let wanted: usize = pieces().map(|p| 2 * p.range.len()).sum();
+            let more: usize = pieces().filter(by_columns).map(|p| 2 * (p.whole.len() - p.range.len())).sum();
+            assert_eq!(traffic.wanted, wanted as u64);
+            // Norms and the like lie between; those of a few kilobytes are read along.
+            let between = 64 << 10;
+            let read = traffic.read as usize;
+            assert!(wanted <= read && read <= wanted + more + between, "{layout:?}, rank {rank}: {traffic:?}, {more} by columns");
+            rows += wanted;
+            for (param, got) in held.params.iter().zip(&got) {
+                assert!(
+                    same_bits(got.view(), values(5, Kind::Weight, param, DType::BF16).view()),
+                    "{layout:?}, rank {rank}: {}",
+                    param.name
+                );
+            }
+        }
+        // Together they have every matrix once, where experts are divided over all the ranks of a stage.
+        assert!(rows >= all && (rows <= all + all / 10 || ep < tp), "{layout:?}: {rows} of {all}");
+    }
+}
+
 /// As the conversion of single elements gives it.
 fn rounded(t: Tensor, to: DType) -> Tensor {
     let shape = t.shape().to_vec();
@@ -117,7 +173,7 @@ fn large_files_go_through_few_buffers() {
     assert!(traffic.read <= 3 * (4 << 20), "{traffic:?}");
     assert!(same_bits(few.view(), part(&values(5, Kind::ExpAvg, &params[0], DType::F32), &(999_900..1_000_900))));
     // A whole load by one process gives the same as the ranks' loads.
-    let (loaded, _) = job.store().load_latest(&params).unwrap().unwrap();
+    let (loaded, _) = load_latest(&job.store(), &params).unwrap().unwrap();
     assert!(same_bits(loaded.exp_avg_sq[0].view().reshape(&[2_000_000]), values(5, Kind::ExpAvgSq, &params[0], DType::F32).view()));
     // Damage is located to a block and the tensors in it, and does not matter to whoever reads others.
     let path = job.store().step_dir(5).join("rank-00001.bin");

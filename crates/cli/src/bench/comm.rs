@@ -1,9 +1,9 @@
 //! `temper bench comm`
 
-use super::workers;
 use crate::args::{BenchComm, Transport};
 use crate::backend::ranks_here;
 use crate::exit::BadInput;
+use crate::launch;
 use crate::out::{say, say_json, tell};
 use crate::table::Table;
 use serde::Serialize;
@@ -14,6 +14,7 @@ use temper_comm::bench::{self, OPERATIONS};
 use temper_comm::{Axes, Comm, HostWorld, Mesh, Operation, Tcp, World, tcp, threads};
 use temper_cuda::nccl::NcclWorld;
 use temper_cuda::{Cuda, Options};
+use temper_planner::LayoutRequest;
 use temper_tensor::{Ops, cpu::Cpu};
 
 /// Between processors, buffers this large already show the speed of large ones.
@@ -34,8 +35,8 @@ pub fn run(args: &BenchComm) -> anyhow::Result<()> {
     match (args.transport, args.ranks) {
         (Transport::Threads, ranks) => job.in_threads(ranks.unwrap_or(2).into()),
         (_, Some(ranks)) => {
-            Axes::parse(job.layout(), ranks.into()).map_err(|e| BadInput(e.to_string()))?;
-            workers::run(ranks.into())
+            job.axes(ranks.into())?;
+            launch::on_this_host(ranks.into(), || job.as_rank())
         }
         (_, None) => job.as_rank(),
     }
@@ -60,8 +61,12 @@ struct Row {
 }
 
 impl Job<'_> {
-    fn layout(&self) -> &str {
-        self.args.layout.as_deref().unwrap_or_default()
+    /// The axes of the layout over `ranks` ranks.
+    fn axes(&self, ranks: usize) -> anyhow::Result<Axes> {
+        let text = self.args.layout.as_deref().unwrap_or_default();
+        let origin = format!("--layout {text}");
+        let l = LayoutRequest::parse(text, &origin)?.over(Some(ranks), &origin)?;
+        Ok(Axes { tp: l.tp, cp: l.cp, dp: l.dp, pp: l.pp, ep: l.ep, etp: l.etp })
     }
 
     fn patience(&self) -> Duration {
@@ -69,7 +74,7 @@ impl Job<'_> {
     }
 
     fn in_threads(&self, ranks: usize) -> anyhow::Result<()> {
-        Axes::parse(self.layout(), ranks).map_err(|e| BadInput(e.to_string()))?;
+        self.axes(ranks)?;
         std::thread::scope(|scope| {
             let measure = |world: HostWorld| self.measure(&world, &Cpu::new(1), ranks).inspect_err(|e| world.give_up(&e.to_string()));
             let ranks: Vec<_> = threads(ranks, self.patience()).into_iter().map(|world| scope.spawn(move || measure(world))).collect();
@@ -83,7 +88,7 @@ impl Job<'_> {
         let me = found.ok_or_else(|| {
             BadInput("one process is one rank: give --ranks N, or start it with mpirun, srun or RANK, WORLD_SIZE ...".into())
         })?;
-        Axes::parse(self.layout(), me.size).map_err(|e| BadInput(e.to_string()))?;
+        self.axes(me.size)?;
         let BenchComm { transport, layout, min, max, only, .. } = self.args;
         let fingerprint = format!("temper {} bench comm {transport:?} {layout:?} {min} {max:?} {only}", env!("CARGO_PKG_VERSION"));
         let job = format!("bench {}", me.master);
@@ -104,7 +109,7 @@ impl Job<'_> {
 
     /// Measures on one rank, of which `here` share the memory. Rank 0 prints.
     fn measure(&self, world: &dyn World, ops: &dyn Ops, here: usize) -> anyhow::Result<()> {
-        let axes = Axes::parse(self.layout(), world.size())?;
+        let axes = self.axes(world.size())?;
         let mesh = Mesh::new(world, axes, &[])?;
         let room = -bench::slowest(&*mesh.world, ops, -(room(ops, here) as f64))? as usize; // of the rank with the least
         let speaks = world.rank() == 0;

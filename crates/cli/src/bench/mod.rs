@@ -1,56 +1,66 @@
 //! `temper bench`
 
 mod comm;
+mod predict;
 mod print;
-mod workers;
 
-use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject};
-use crate::backend::Backend;
+use self::predict::Subject;
+use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject, Cli};
+use crate::backend::{self, Backend};
 use crate::exit::BadInput;
+use crate::launch;
+use crate::layout::place;
 use crate::out::{say, say_json};
+use crate::shortage::beside_plan;
 use crate::trace;
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use temper_cluster::Rendezvous;
+use temper_cluster::{Rendezvous, SUPERVISOR};
 use temper_comm::{Axes, Tcp, World, tcp};
 use temper_config::{Arch, Config};
 use temper_planner::LayoutRequest;
 use temper_tensor::Rates;
-use temper_train::bench::{AsRank, Bench, Options, Placed, operations};
+use temper_train::bench::{AsRank, Bench, Options, Placed, cut, document, operations};
+use temper_train::device::best_rates;
 use temper_train::layout::Layout;
 
-/// Opens the backend: bitwise repeatable or not, for the rank of this number on the host.
-pub type Open<'a> = &'a dyn Fn(bool, usize) -> anyhow::Result<Backend>;
-
 /// Measures and prints.
-pub fn run(command: &Command, open: Open, started: Instant) -> anyhow::Result<()> {
+pub fn run(command: &Command, cli: &Cli, started: Instant) -> anyhow::Result<()> {
     match command {
-        Command::Step(args) => step(args, open, started),
-        Command::Ops(args) => ops(args, open, started),
+        Command::Step(args) => step(args, cli, started),
+        Command::Ops(args) => ops(args, cli, started),
         Command::Comm(args) => comm::run(args),
     }
 }
 
-fn step(args: &BenchStep, open: Open, started: Instant) -> anyhow::Result<()> {
+fn step(args: &BenchStep, cli: &Cli, started: Instant) -> anyhow::Result<()> {
     args.trace.as_deref().map_or(Ok(()), trace::check)?;
     let Some(text) = &args.layout else {
         let part = match args.as_rank.zip(args.of.as_deref()) {
             Some((rank, text)) => Part::Alone(AsRank { rank, layout: layout(text, "--of")?, name: text.into() }),
             None => Part::Whole,
         };
-        return measure(args, bench(&args.subject, args.accumulate, part, open, started)?);
+        return measure(args, open(&args.subject, args.accumulate, part, cli, started)?);
     };
     let layout = layout(text, "--layout")?;
-    let Some(me) = Rendezvous::from_env().map_err(|e| BadInput(e.to_string()))? else { return workers::run(layout.axes.world()) };
-    let ranks = Among { layout, me, name: text.clone() };
-    measure(args, bench(&args.subject, args.accumulate, Part::Among(ranks), open, started)?)
+    let (found, world) = (Rendezvous::from_env().map_err(|e| BadInput(e.to_string()))?, layout.axes.world());
+    let among = |me| {
+        let ranks = Among { layout, me, name: text.clone() };
+        measure(args, open(&args.subject, args.accumulate, Part::Among(ranks), cli, started)?)
+    };
+    match found {
+        Some(me) if std::env::var_os(SUPERVISOR).is_none() => among(me),
+        found => launch::on_this_host(world, || found.map_or(Ok(()), among)),
+    }
 }
 
 /// Measures as this process is asked to; of several ranks the first prints.
-fn measure(args: &BenchStep, mut bench: Bench) -> anyhow::Result<()> {
-    let report = bench.steps(args.warmup as usize, args.steps as usize)?;
+fn measure(args: &BenchStep, (mut bench, subject): (Bench, Subject)) -> anyhow::Result<()> {
+    let short = |e| beside_plan(anyhow::Error::from(e), || Ok(subject.planned()));
+    let report = bench.steps(args.warmup as usize, args.steps as usize).map_err(short)?;
+    let plan = subject.beside(&report);
     let rates = rates(&bench);
     let recording = if args.ops || args.trace.is_some() { Some(bench.record()?) } else { None };
     // Every rank has to take part in what is measured.
@@ -63,12 +73,15 @@ fn measure(args: &BenchStep, mut bench: Bench) -> anyhow::Result<()> {
     let rows = recording.as_ref().filter(|_| args.ops).map(|r| operations(r, rates));
     if args.subject.json {
         let mut value = serde_json::to_value(&report)?;
-        if let (Some(rows), Some(object)) = (&rows, value.as_object_mut()) {
-            object.insert("operations".into(), serde_json::to_value(rows)?);
+        if let Some(object) = value.as_object_mut() {
+            object.insert("plan".into(), serde_json::to_value(&plan)?);
+            if let Some(rows) = &rows {
+                object.insert("operations".into(), serde_json::to_value(rows)?);
+            }
         }
         return Ok(say_json(&value)?);
     }
-    say(print::step(&report))?;
+    say(print::step(&report, plan.as_ref()))?;
     if let (Some(rows), Some(recording)) = (rows, recording) {
         let step_ms = recording.phases.iter().map(|p| p.device.ms()).sum();
         say(format_args!("\n{}", print::operations(&rows, rates, Some(step_ms))))?;
@@ -76,8 +89,9 @@ fn measure(args: &BenchStep, mut bench: Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn ops(args: &BenchOps, open: Open, started: Instant) -> anyhow::Result<()> {
-    let mut bench = bench(&args.subject, 1, Part::Whole, open, started)?;
+fn ops(args: &BenchOps, cli: &Cli, started: Instant) -> anyhow::Result<()> {
+    let (mut bench, _) = open(&args.subject, 1, Part::Whole, cli, started)?;
+    crate::out::tell("note: every operation is repeated alone; the table comes when all are done");
     bench.steps(1, 1)?;
     let rates = rates(&bench);
     let rows = operations(&bench.alone(&args.only)?, rates);
@@ -93,7 +107,7 @@ fn ops(args: &BenchOps, open: Open, started: Instant) -> anyhow::Result<()> {
 }
 
 fn rates(bench: &Bench) -> Option<Rates> {
-    bench.device().map(|d| d.rates())
+    bench.device().map(best_rates)
 }
 
 /// Which part of the work this process measures.
@@ -124,14 +138,31 @@ impl Among {
     }
 }
 
-fn bench(subject: &BenchSubject, accumulate: u32, part: Part, open: Open, started: Instant) -> anyhow::Result<Bench> {
-    let arch = arch(&subject.model)?;
+impl Part {
+    /// The layout and the rank in it; none of a whole.
+    fn mesh(&self) -> Option<(&Layout, usize)> {
+        match self {
+            Part::Whole => None,
+            Part::Alone(one) => Some((&one.layout, one.rank)),
+            Part::Among(ranks) => Some((&ranks.layout, ranks.me.rank)),
+        }
+    }
+}
+
+/// Everything that is measured, allocated and drawn, with the planner's question about it.
+fn open(subject: &BenchSubject, accumulate: u32, part: Part, cli: &Cli, started: Instant) -> anyhow::Result<(Bench, Subject)> {
+    let arch = cut(arch(&subject.model)?, subject.layers)?;
     let resolved = Config::for_benchmark(&settings(subject, accumulate))?;
+    let (alone, ranks) = (matches!(part, Part::Alone(_)), part.mesh().map_or(1, |(layout, _)| layout.axes.world()));
+    let here = place(cli, if alone { 1 } else { ranks })?;
+    let document = document(&resolved.config, subject.doc_len)?;
+    let asked = Subject::new((&subject.model, &arch), &resolved.config, document, part.mesh(), alone, here)?;
     let local_rank = if let Part::Among(ranks) = &part { ranks.me.local_rank } else { 0 };
-    let backend = open(resolved.config.train.deterministic, local_rank)?;
+    let backend = backend::open(cli, resolved.config.train.deterministic, local_rank)?;
     for notice in arch.notices.iter().chain(&resolved.notices) {
         crate::out::tell(format_args!("note: {notice}"));
     }
+    asked.must_fit(&*backend.ops)?;
     let place = match part {
         Part::Whole => Placed::Whole,
         Part::Alone(as_rank) => Placed::Alone(as_rank),
@@ -140,20 +171,21 @@ fn bench(subject: &BenchSubject, accumulate: u32, part: Part, open: Open, starte
             Placed::Among { layout: ranks.layout, name: ranks.name, world }
         }
     };
-    let options = Options { layers: subject.layers, doc_len: subject.doc_len, place, started };
-    Ok(Bench::open(&subject.model, arch, resolved, &options, backend.ops)?)
+    let options = Options { doc_len: subject.doc_len, place, started };
+    let bench = Bench::open(&subject.model, arch, resolved, &options, backend.ops);
+    Ok((bench.map_err(|e| beside_plan(e.into(), || Ok(asked.planned())))?, asked))
 }
 
 /// A layout in the words of `temper plan`.
 fn layout(text: &str, origin: &str) -> anyhow::Result<Layout> {
-    let l = LayoutRequest::parse(text, origin)?;
-    if l.micro_batch.is_some() || l.recompute.is_some() || l.offload.is_some() {
+    let asked = LayoutRequest::parse(text, origin)?;
+    if asked.micro_batch.is_some() || asked.recompute.is_some() || asked.offload.is_some() {
         let found = "mb, recompute and offload have options of their own here (--micro-batch, --recompute, --set)";
         return Err(BadInput(format!("{origin}: {found}")).into());
     }
-    let size = |axis: Option<usize>| axis.unwrap_or(1);
-    let axes = Axes { tp: size(l.tp), cp: size(l.cp), dp: size(l.dp), pp: size(l.pp), ep: size(l.ep), etp: size(l.etp) };
-    Ok(Layout { axes, sequence: axes.tp > 1, vpp: size(l.vpp), split: l.split })
+    let l = asked.over(None, origin)?;
+    let axes = Axes { tp: l.tp, cp: l.cp, dp: l.dp, pp: l.pp, ep: l.ep, etp: l.etp };
+    Ok(Layout { axes, sequence: l.sequence && axes.tp > 1, vpp: l.vpp, split: l.split })
 }
 
 /// The arguments as configuration keys; `--set` comes last and wins.

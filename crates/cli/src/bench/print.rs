@@ -1,5 +1,6 @@
 //! What a benchmark found, for reading.
 
+use super::predict::{Beside, Held};
 use crate::table::Table;
 use std::fmt::Write as _;
 use temper_tensor::Rates;
@@ -25,13 +26,16 @@ pub fn subject(shape: &Shape, work: &Work) -> String {
     )
 }
 
-/// The whole report.
-pub fn step(report: &StepReport) -> String {
+/// The whole report, with the plan beside it where there is one.
+pub fn step(report: &StepReport, plan: Option<&Beside>) -> String {
     let mut text = format!("backend     {}\n{}\n", report.backend, subject(&report.model, &report.work));
-    if let Some(RankOf { rank, layout, params, alone }) = &report.rank {
+    if let Some(RankOf { rank, layout, params, alone, skew }) = &report.rank {
         let others =
             if *alone { "the other ranks are not there, communication costs nothing" } else { "speeds are those of one of the ranks" };
-        let _ = writeln!(text, "measured    rank {rank} of {layout}: {params} parameters; {others}");
+        let skew = skew.map_or(String::new(), |skew| {
+            format!("; its experts got {:.2} times their share of rows, at most {:.2}", skew.mean, skew.most)
+        });
+        let _ = writeln!(text, "measured    rank {rank} of {layout}: {params} parameters; {others}{skew}");
     }
     let ms = |s: &Spread| format!("{:.2} ms (min {:.2}, max {:.2})", s.median, s.min, s.max);
     let _ = writeln!(text, "start       {:.1} s to the first step, {:.1} s to its end", report.startup_s, report.to_first_step_s);
@@ -40,6 +44,9 @@ pub fn step(report: &StepReport) -> String {
     let _ = writeln!(text, "speed       {:.0} tokens/s, {} model TFLOP/s{mfu}", report.tokens_per_s, digits(report.model_tflops));
     if let Some(memory) = &report.memory {
         text += &memory_line(memory);
+    }
+    if let Some(plan) = plan {
+        text += &plan_lines(plan);
     }
     let losses: Vec<String> = report.losses.iter().map(|l| format!("{l:.4}")).collect();
     let _ = writeln!(text, "losses      {}\n", losses.join(" "));
@@ -61,6 +68,15 @@ fn memory_line(memory: &Memory) -> String {
         memory.growths,
         memory.growths_after_warmup
     )
+}
+
+/// The plan's figures with how far they are off.
+fn plan_lines(plan: &Beside) -> String {
+    let percent = |held: &Held| format!("{:+.1} %", 100.0 * held.deviation);
+    let parts = plan.memory.iter().filter(|(_, held)| held.plan.max(held.measured) > 0.0);
+    let parts: Vec<String> = parts.map(|(name, held)| format!("{name} {} ({})", size(held.plan as usize), percent(held))).collect();
+    let step = plan.step_ms.as_ref().map_or(String::new(), |held| format!("; step {:.2} ms ({})", held.plan, percent(held)));
+    format!("plan        peak of {}{step}; off by the shares in brackets\n", parts.join(", "))
 }
 
 /// Operations, most time lost first, beside the length of the step that they were recorded in.

@@ -70,9 +70,9 @@ fn setting(plan: &Plan) -> String {
     };
     let mean = if job.mean_tokens < job.seq as f64 { format!(" ({} on average)", thousands(job.mean_tokens)) } else { String::new() };
     let recompute = match l.recompute {
-        Recompute::None => "nothing",
-        Recompute::Selective => "feed-forwards",
-        Recompute::Full => "whole layers",
+        Recompute::None => "nothing".to_string(),
+        Recompute::Selective(_) => l.recompute.to_string(),
+        Recompute::Full => "whole layers".to_string(),
     };
     [
         format!("model      {}: {} B parameters, {} B for a token", network.name, billions(network.total), billions(network.active)),

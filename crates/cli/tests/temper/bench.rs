@@ -70,8 +70,8 @@ fn the_same_as_json_with_consistent_figures() {
     let peak = |purpose: &str| report["memory"]["peak"][purpose].as_u64().unwrap();
     let params = report["model"]["params"].as_u64().unwrap();
     for (purpose, bytes) in [("weights", 4 * params), ("gradients", 4 * params), ("optimizer", 8 * params)] {
-        // The pool hands out sizes in steps of at most an eighth.
-        assert!((bytes..=bytes + bytes / 8 + 4096).contains(&peak(purpose)), "{purpose}: {} of {bytes}", peak(purpose));
+        // Beside the moments are two sums of squares and a factor.
+        assert!((bytes..=bytes + 32).contains(&peak(purpose)), "{purpose}: {} of {bytes}", peak(purpose));
     }
     // Three forward passes of the head a step, in as many chunks; AdamW once a parameter.
     let rows = report["operations"].as_array().unwrap();
@@ -149,6 +149,11 @@ fn wrong_sizes_are_refused_before_anything_is_allocated() {
         (&[TINY, "--set", "memory.recmpute=full"], &["memory.recompute"]),
         (&[TINY, "--trace", "nowhere/trace.json"], &["nowhere/trace.json"]),
         (&["qwen3-235b-a22b"], &["GiB", "--layers"]),
+        // Weights take little: it is what the layers keep that does not fit.
+        (
+            &["qwen3-0.6b", "--layers", "2", "--seq", "8192", "--micro-batch", "1024"],
+            &["the plan needs", "activations", "--recompute full"],
+        ),
     ] {
         let done = case.temper(&[&["bench", "step"][..], args].concat()).exits(2).says(said);
         assert!(done.stdout.is_empty(), "{done:?}");

@@ -27,6 +27,19 @@ fn a_nan_stops_the_run_and_is_located() {
     assert!(!case.has("run/checkpoints"));
 }
 
+/// A rank of another stage, and one of two that share each matrix, has the weight; all tell the same, and none waits for another.
+#[test]
+fn ranks_locate_a_nan_together() {
+    let case = broken("model.layers.1.mlp.down_proj.weight");
+    for (layout, dir) in [("parallel.pp=2", "log.dir=pp"), ("parallel={tp=2,pp=2}", "log.dir=tp")] {
+        let sets = ["model.path=broken", "train.shuffle=false", layout, dir];
+        let done = case.sft("config.toml", &sets).exits(1);
+        done.says(&["step 1: ", "first in weight model.layers.1.mlp.down_proj.weight", "chat.jsonl:1,"]);
+        let skip = [&sets[..], &["train.on_non_finite=skip", "train.steps=3", "checkpoint.export=false"]].concat();
+        case.sft("config.toml", &skip).ok().says(&["Update skipped (3)"]);
+    }
+}
+
 #[test]
 fn a_diverging_run_stops_before_its_weights_are_spoilt() {
     let case = Case::tiny();

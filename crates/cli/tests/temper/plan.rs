@@ -103,6 +103,65 @@ fn a_training_configuration_is_planned() {
     assert_eq!(folder["model"]["params"], json["model"]["params"]);
 }
 
+/// Everything in a configuration that decides memory or time is taken over: the plan is that of the same flags.
+#[test]
+fn a_configuration_and_the_same_flags_have_the_same_plan() {
+    let case = Case::tiny();
+    let devices = ["--gpus", "4", "--gpu", "h200", "--json"];
+    let sets = [
+        "train.micro_batch=4",
+        "train.global_batch=16",
+        "train.steps=100",
+        "data.seq_len=512",
+        "memory.recompute=selective",
+        "memory.recompute_parts=[\"norm\",\"qkv\",\"mlp\"]",
+        "memory.offload_optimizer=true",
+        "memory.loss_chunk=96",
+        "precision.grads=bfloat16",
+        "precision.moments=bfloat16",
+        "parallel.tp=2",
+        "parallel.pp=2",
+        "parallel.sequence=false",
+    ];
+    let args: Vec<&str> = sets.iter().flat_map(|s| ["--set", *s]).collect();
+    let of = |args: &[&str]| {
+        let mut json = case.temper(&[&["plan"][..], args, &devices].concat()).ok().json();
+        json["model"]["name"] = Value::Null; // a path is another from another folder
+        json
+    };
+    let configured = of(&[&["config.toml"][..], &args].concat());
+    let base = ["--model", "../common/tiny-qwen3", "--seq", "512", "--global-batch", "16", "--steps", "100"];
+    let types = ["--grads", "bf16", "--moments", "bf16", "--loss-chunk", "96"];
+    let layout = "tp=2,pp=2,etp=1,sequence=false,mb=4,recompute=norm+qkv+mlp,offload=optimizer";
+    let asked = of(&[&base[..], &types, &["--layout", layout]].concat());
+    assert_eq!(configured, asked);
+    assert_eq!(configured["layout"]["recompute"], "norm+mlp+qkv");
+    // Each of these decides something: without it the plan is another.
+    for i in 0..sets.len() {
+        let fewer: Vec<&str> = sets.iter().enumerate().filter(|(j, _)| *j != i).flat_map(|(_, s)| ["--set", *s]).collect();
+        let other = case.temper(&[&["plan", "config.toml"][..], &fewer, &devices].concat());
+        assert!(other.code != 0 || of(&[&["config.toml"][..], &fewer].concat()) != asked, "{}", sets[i]);
+    }
+    // The command line goes before the configuration.
+    let json = of(&[&["config.toml"][..], &args, &["--moments", "f32", "--layout", "tp=1,recompute=full"]].concat());
+    assert_eq!(
+        (&json["layout"]["tp"], &json["layout"]["recompute"], &json["job"]["precision"]["moment_bytes"]),
+        (&1.into(), &"full".into(), &4.into())
+    );
+    assert_eq!((&json["layout"]["micro_batch"], &json["layout"]["offload"]), (&4.into(), &"optimizer".into()));
+}
+
+/// "selective" means the same parts to the plan and to a run.
+#[test]
+fn selective_recomputation_is_that_of_a_run() {
+    let case = Case::tiny();
+    let resolved = ["plan", "config.toml", "--json", "--set", "memory.recompute=selective"];
+    let named = ["plan", "config.toml", "--json", "--layout", "recompute=norm+act+moe"];
+    let [a, b] = [&resolved[..], &named].map(|args| case.temper(args).ok().json());
+    assert_eq!((&a["layout"]["recompute"], &a["heaviest"]), (&"selective".into(), &b["heaviest"]));
+    assert_eq!(a["layout"]["recompute"], b["layout"]["recompute"]);
+}
+
 #[test]
 fn figures_are_explained_and_drawn() {
     let case = Case::tiny();
@@ -150,6 +209,10 @@ fn mistakes_are_told_with_their_remedy() {
         (&["plan", "--model", "Qwen3-8B", "--skew", "nan"], "--skew"),
         (&["plan", "--model", "Qwen3-8B", "--mean-tokens", "9999"], "--mean-tokens"),
         (&["plan", "--model", "Qwen3-8B", "--network", "0"], "--network"),
+        (&["plan", "--model", "Qwen3-8B", "--network", "1e-30"], "give a number from 0.001 to 1000000"),
+        (&["plan", "--model", "Qwen3-8B", "--storage", "1e-30"], "--storage"),
+        (&["plan", "--model", "Qwen3-8B", "--storage", "inf"], "--storage"),
+        (&["plan", "--model", "Qwen3-8B", "--layout", "recompute=half"], "norm, act, moe, mlp, qkv"),
         (&["plan", "--model", "Qwen3-8B", "--seq", "0"], "--seq"),
         (&["plan", "--model", "Qwen3-8B", "--measured", "nan"], "--measured"),
         (&["plan", "absent.toml"], "absent.toml"),

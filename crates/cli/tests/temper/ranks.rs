@@ -1,57 +1,15 @@
 //! Ranks that are processes: a supervisor over real training, and the start on several hosts.
 
-use crate::support::{Case, Done, command, essences, wait};
+use crate::job::{Job, signal};
+use crate::support::{Case, column, copy, essences};
+use rustix::process::Signal;
 use std::{
     fs,
-    io::Read,
     net::TcpListener,
     os::unix::fs::PermissionsExt,
-    path::Path,
-    process::{Child, Command, Stdio},
-    thread,
+    process::Command,
     time::{Duration, Instant},
 };
-
-const DEADLINE: Duration = Duration::from_secs(60);
-
-fn start(case: &Case, args: &[&str]) -> Child {
-    command(&case.dir, args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-/// Output is small here: it fits the pipes.
-fn finish(mut child: Child) -> Done {
-    let code = wait(&mut child).unwrap_or(-1);
-    let (mut stdout, mut stderr) = (String::new(), String::new());
-    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
-    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-    Done { code, stdout, stderr }
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < DEADLINE, "{what} never came");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// The workers of a supervisor, by rank.
-fn workers(supervisor: u32) -> Vec<u32> {
-    let rank = |pid: u32| {
-        let text = fs::read(format!("/proc/{pid}/environ")).ok()?;
-        text.split(|b| *b == 0).find_map(|v| String::from_utf8_lossy(v).strip_prefix("RANK=")?.parse::<usize>().ok())
-    };
-    let children = fs::read_dir(format!("/proc/{supervisor}/task")).into_iter().flatten().flatten();
-    let children = children.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    let pids = children.flat_map(|text| text.split_whitespace().map(|p| p.parse().unwrap()).collect::<Vec<u32>>());
-    let mut found: Vec<(usize, u32)> = pids.filter_map(|pid| Some((rank(pid)?, pid))).collect();
-    found.sort_unstable();
-    found.into_iter().map(|(_, pid)| pid).collect()
-}
-
-fn signal(name: &str, pid: u32) {
-    assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
-}
 
 #[test]
 fn a_rank_killed_in_training_is_named_and_the_job_goes_on_from_its_checkpoint() {
@@ -59,10 +17,10 @@ fn a_rank_killed_in_training_is_named_and_the_job_goes_on_from_its_checkpoint() 
     let long = ["train.steps=60", "checkpoint.every=5", "checkpoint.keep_last=0", "checkpoint.export=false"];
     case.sft("config.toml", &[&long[..], &["log.dir=whole"]].concat()).ok();
     let sets = [&long[..], &["log.dir=killed"]].concat();
-    let job = start(&case, &Case::sft_args("config.toml", &sets, &["--ranks", "1", "--restarts", "1"]));
-    until("a checkpoint", || case.has("killed/checkpoints/step-000005"));
-    signal("-KILL", workers(job.id())[0]);
-    let done = finish(job).ok().says(&["error: rank 0 was ended by SIGKILL", "Last heard of it: training, step", "restart 1 of 1"]);
+    let mut job = Job::sft(&case, &sets, &["--ranks", "1", "--restarts", "1"]);
+    job.until("a checkpoint", || case.has("killed/checkpoints/step-000005"));
+    signal(job.ranks()[0], Signal::KILL);
+    let done = job.finish().ok().says(&["error: rank 0 was ended by SIGKILL", "Last heard of it: training, step", "restart 1 of 1"]);
     let done = done.says(&["starting again from the last checkpoint", "resumed from"]);
     assert!(done.stderr.contains("logs: ") && case.read("killed/logs/rank-00000.log").contains("resumed from"), "{done:#?}");
     // Steps that were trained twice, before the kill and after the resume, are equal too.
@@ -77,34 +35,13 @@ fn a_rank_killed_in_training_is_named_and_the_job_goes_on_from_its_checkpoint() 
 fn a_supervised_run_is_interrupted_like_any_other() {
     let case = Case::tiny();
     let sets = ["train.steps=100000", "checkpoint.export=false"];
-    let job = start(&case, &Case::sft_args("config.toml", &sets, &["--ranks", "1", "--restarts", "2"]));
-    until("a step", || case.has("run/events.jsonl") && !case.steps("run").is_empty());
-    signal("-TERM", job.id());
-    let done = finish(job).exits(1).says(&["stopping after the step under way and a checkpoint", "error: interrupted after step"]);
+    let mut job = Job::sft(&case, &sets, &["--ranks", "1", "--restarts", "2"]);
+    job.training(&case, "run", 1);
+    signal(job.id(), Signal::TERM);
+    let done = job.finish().exits(1).says(&["stopping after the step under way and a checkpoint", "error: interrupted after step"]);
     assert!(!done.stderr.contains("restart"), "{done:#?}");
     assert_eq!(done.stderr.matches("stopping after").count(), 1);
     assert_eq!(case.checkpoints("run").len(), 1);
-}
-
-/// Ranks that exchange by TCP: one is killed while they train, and all are gone.
-#[test]
-fn two_ranks_end_together() {
-    let case = Case::tiny();
-    let sets = ["train.steps=100000", "parallel.dp=2", "checkpoint.every=0"];
-    let job = start(&case, &Case::sft_args("config.toml", &sets, &[]));
-    until("a step", || case.has("run/events.jsonl") && !case.steps("run").is_empty());
-    let pids = workers(job.id());
-    assert_eq!(pids.len(), 2);
-    signal("-KILL", pids[1]);
-    let began = Instant::now();
-    let done = finish(job).exits(137).says(&[
-        "error: rank 1 was ended by SIGKILL",
-        "Last heard of it: training, step",
-        "1 other rank stopped because of it",
-    ]);
-    assert!(began.elapsed() < Duration::from_secs(10), "{done:#?}");
-    assert!(case.read("run/logs/rank-00000.log").contains("rank 1 is gone"));
-    assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
 }
 
 #[test]
@@ -117,10 +54,9 @@ fn a_fault_of_the_input_is_told_once() {
     case.temper(&["sft", "config.toml", "--ranks", "3", "--set", "parallel.tp=2"]).exits(2).says(&["[parallel]", "tp 2"]);
 }
 
-/// An ssh that stays on this host, and gives the second one another learning rate.
-fn fake_ssh(case: &Case) -> String {
-    let script = "#!/bin/sh\nif [ \"$1\" = localhost ]; then exec sh -c \"$(echo \"$2\" | sed s/optim.lr=1e-3/optim.lr=2e-3/)\"; fi\nexec sh -c \"$2\"\n";
-    case.write("ssh", script);
+/// An ssh that stays on this host, and runs the second one's line of shell, `$2`, by a command.
+fn fake_ssh(case: &Case, second: &str) -> String {
+    case.write("ssh", &format!("#!/bin/sh\nif [ \"$1\" = localhost ]; then {second}; fi\nexec sh -c \"$2\"\n"));
     fs::set_permissions(case.path("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
     case.path("ssh").display().to_string()
 }
@@ -139,7 +75,7 @@ fn two_free_ports() -> String {
 fn hosts_that_read_different_configurations_do_not_begin() {
     let case = Case::tiny();
     case.write("hosts", "127.0.0.1 slots=1\nlocalhost:1\n");
-    let (ssh, port) = (fake_ssh(&case), two_free_ports());
+    let (ssh, port) = (fake_ssh(&case, "exec sh -c \"$(echo \"$2\" | sed s/optim.lr=1e-3/optim.lr=2e-3/)\""), two_free_ports());
     let args = ["launch", "--hostfile", "hosts", "--ssh", &ssh, "--port", &port, "--", "sft", "config.toml", "--set", "optim.lr=1e-3"];
     let done = case.temper(&args).exits(2);
     let done = done.says(&["error: the ranks were not started alike", "config.optim.lr  0.001 on rank 0; 0.002 on rank 1"]);
@@ -148,6 +84,86 @@ fn hosts_that_read_different_configurations_do_not_begin() {
     case.write("hosts", "127.0.0.1\ngpu 8\n");
     case.temper(&args).exits(2).says(&["error: hosts:2: \"8\" is not understood"]);
     case.temper(&["launch", "--hostfile", "hosts", "--", "plan"]).exits(2).says(&["comes `sft CONFIG.toml ...`, not \"plan\""]);
+}
+
+/// Two hosts that see different folders under the same name: first with other data, then with all alike but the run folder, which they
+/// should share.
+#[test]
+fn hosts_with_folders_of_their_own_do_not_train() {
+    let case = Case::tiny();
+    case.write("hosts", "127.0.0.1:1\nlocalhost:1\n");
+    let own = case.path("../other-host");
+    fs::create_dir(&own).unwrap();
+    let second = format!("exec unshare -m sh -c \"mount --bind {} {} && $2\"", own.display(), case.dir.display());
+    let (ssh, port) = (fake_ssh(&case, &second), two_free_ports());
+    if !Command::new(&ssh).args(["localhost", "true"]).status().unwrap().success() {
+        return println!("SKIPPED: no folder can be mounted here");
+    }
+    copy(&case.dir, &own);
+    let args = ["launch", "--hostfile", "hosts", "--ssh", &ssh, "--port", &port, "--", "sft", "config.toml"];
+    fs::write(own.join("chat.jsonl"), case.read("chat.jsonl").replacen("Row a", "Row z", 1)).unwrap();
+    let done = case.temper(&args).exits(2).says(&["error: the ranks were not started alike", "data.train, file 1"]);
+    assert!(!case.has("run") && !own.join("run").exists(), "{done:#?}");
+
+    fs::copy(case.path("chat.jsonl"), own.join("chat.jsonl")).unwrap();
+    let done =
+        case.temper(&args).exits(2).says(&["rank 1 (", "run: rank 0", "does not see", "must lie on a file system that all hosts share"]);
+    assert!(!case.has("run/events.jsonl") && !own.join("run").exists(), "{done:#?}");
+
+    // A run of one host cannot be resumed by two that do not share it, and none of its checkpoints is called damaged.
+    case.sft("config.toml", &["parallel.dp=2", "checkpoint.every=2"]).ok();
+    let again = [&args[..], &["--resume", "--set", "train.steps=6"]].concat();
+    let done = case.temper(&again).exits(2).says(&["rank 1 (", "must lie on a file system that all hosts share"]);
+    assert!(!done.stderr.contains("damaged") && !done.stderr.contains("incomplete"), "{done:#?}");
+}
+
+/// Each stage has half of the layers, and reads no more; what the other has is no stranger to the model.
+#[test]
+fn ranks_read_what_they_hold_and_say_so() {
+    let case = Case::tiny();
+    let file = fs::metadata(case.path("../common/tiny-qwen3/model.safetensors")).unwrap().len();
+    let sets = ["train.steps=2", "checkpoint.export=false"];
+    let started = |dir: &str| case.events(dir).into_iter().find(|e| e["event"] == "start").unwrap()["loaded"].clone();
+    let one = case.sft("config.toml", &[&sets[..], &["log.dir=one"]].concat()).ok();
+    one.says(&["read   ", " GB/s"]);
+    let alone = started("one");
+    assert_eq!((alone["ranks"].as_u64(), &alone["bytes"]), (Some(1), &alone["all_bytes"]));
+
+    let done = case.sft("config.toml", &[&sets[..], &["log.dir=two", "parallel.pp=2"]].concat()).ok().says(&[" GB/s  (2 ranks: "]);
+    assert!(!done.stdout.contains("no place in this model") && !case.notices("two").contains("no place in this model"), "{done:#?}");
+    let loaded = started("two");
+    let bytes = |key: &str| loaded[key].as_u64().unwrap();
+    assert!(bytes("bytes") < file * 6 / 10, "{loaded} of {file}");
+    assert!(bytes("wanted_bytes") <= bytes("bytes") && bytes("all_bytes") < file, "{loaded} of {file}");
+    // Both stages together have every tensor once.
+    assert!(bytes("all_bytes") >= alone["wanted_bytes"].as_u64().unwrap(), "{loaded}, alone {alone}");
+
+    let more = ["train.steps=3", "checkpoint.export=false", "log.dir=two", "parallel.tp=2"];
+    case.resume("config.toml", &more).ok().says(&["read   "]);
+    let resumed = case.events("two").into_iter().filter(|e| e["event"] == "start").nth(1).unwrap();
+    assert_eq!(resumed["loaded"]["ranks"], 2, "{resumed}");
+}
+
+/// A model of 100 MB of weights: who resumes holds no tensor a second time. `mem_peak_bytes` is VmHWM, of rank 0.
+#[test]
+fn a_resume_needs_no_more_memory_than_training() {
+    let case = Case::tiny();
+    copy(&case.path("../common/tiny-qwen3"), &case.path("larger"));
+    let mut config = case.json("larger/config.json");
+    let sizes = [("hidden_size", 512), ("num_hidden_layers", 8), ("intermediate_size", 1536), ("head_dim", 64)];
+    sizes.into_iter().chain([("num_attention_heads", 8), ("num_key_value_heads", 4)]).for_each(|(key, n)| config[key] = n.into());
+    config["layer_types"] = vec!["full_attention"; 8].into();
+    case.write("larger/config.json", &config.to_string());
+    let sets = ["model.path=larger", "model.init=random", "data.seq_len=64", "checkpoint.export=false", "checkpoint.every=0"];
+    for (layout, dir) in [("parallel.dp=1", "log.dir=one"), ("parallel.dp=2", "log.dir=two")] {
+        let with = |steps| [&sets[..], &[layout, dir, steps]].concat();
+        case.sft("config.toml", &with("train.steps=2")).ok();
+        case.resume("config.toml", &with("train.steps=4")).ok();
+        let peaks = column(&case.steps(dir.trim_start_matches("log.dir=")), "mem_peak_bytes");
+        println!("{layout}: {peaks:?}");
+        // The first step of each process; at the second a save has begun, which holds copies.
+        assert!(peaks[2] <= 1.03 * peaks[0], "{layout}: {peaks:?}");
+    }
 }
 
 #[test]

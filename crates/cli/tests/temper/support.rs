@@ -90,7 +90,8 @@ pub fn finish(mut command: Command) -> Done {
     done
 }
 
-fn drain(stream: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+/// Reads a stream to its end.
+pub fn drain(stream: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         stream.unwrap().read_to_end(&mut bytes).unwrap();
@@ -236,7 +237,8 @@ impl Case {
 
     /// The numbers of the checkpoints of a run.
     pub fn checkpoints(&self, run: &str) -> Vec<usize> {
-        let names = names(&self.path(&format!("{run}/checkpoints")));
+        let dir = self.path(&format!("{run}/checkpoints"));
+        let names = if dir.exists() { names(&dir) } else { Vec::new() };
         names.iter().filter_map(|n| n.strip_prefix("step-")?.parse().ok()).collect()
     }
 }

@@ -89,6 +89,19 @@ fn a_rank_s_own_failure_is_told_before_those_it_caused_which_came_first() {
     assert_eq!(acts.last(), Some(&Act::Over(139)));
 }
 
+/// The ranks of a save learn of one's full disk together; whoever is first to leave tells it, and the others miss that one.
+#[test]
+fn a_failure_that_others_pass_on_is_told_as_the_one_s_whose_it_is() {
+    let (mut job, now) = under_way(3, 0);
+    let acts = job.take(0, failed(0, "cannot write x: disk full", Kind::Passed { of: 2 }), now);
+    assert_eq!(said(&acts), "error: rank 2: cannot write x: disk full");
+    job.take(0, failed(2, "rank 0 is gone", Kind::Secondary { of: 0 }), now);
+    job.take(0, failed(1, "cannot write x: disk full", Kind::Passed { of: 2 }), now);
+    let acts: Vec<Act> = [0, 1, 2].into_iter().flat_map(|rank| job.take(0, exited(rank, Exit::Code(1)), now)).collect();
+    assert_eq!(said(&acts), "2 other ranks stopped because of it; logs: run/logs");
+    assert_eq!(acts.last(), Some(&Act::Over(3)));
+}
+
 /// 0 waits for 3, and 1 and 2 for 0: the one behind it is 3.
 #[test]
 fn who_keeps_all_waiting_is_found_through_those_that_pass_it_on() {

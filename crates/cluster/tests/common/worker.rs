@@ -34,6 +34,9 @@ fn act(rank: usize, attempt: usize) -> String {
     }
 }
 
+/// Acts that do not end a rank.
+const QUIET: [&str; 7] = ["work", "warn", "warn-too", "warn-alone", "endless", "variable", "deaf"];
+
 pub fn run() -> ! {
     let me = Rendezvous::from_env().unwrap().unwrap();
     let worker = Worker::from_env(me.local_rank).unwrap().unwrap();
@@ -103,7 +106,8 @@ pub fn run() -> ! {
         eprintln!("host:1:2 [0] NCCL WARN odd");
     }
     println!("out of rank {}", me.rank);
-    let long = act == "endless";
+    // However slow the machine is to end a rank, the others are not done before it has.
+    let long = act == "endless" || (0..me.size).any(|rank| !QUIET.contains(&self::act(rank, worker.attempt()).as_str()));
     let began = Instant::now();
     while long || began.elapsed() < Duration::from_millis(400) {
         if asked.load(Ordering::Relaxed) {

@@ -126,14 +126,15 @@ fn part(t: usize, e: usize, k: usize, h: usize, here: std::ops::Range<usize>) ->
             .act(&[rows, h], 1.0)
             .ints(&[t, k], place.clone())
             .out(Act, &[t, h]),
-        Case::new(s("moe_combine_grad"), |ops, i, o| {
-            let [d, w] = take(o)?;
-            ops.moe_combine_grad(d.view_mut(), w.view_mut(), i[0].view(), i[1].view(), i[2].view(), i[3].view())
+        Case::new(s("moe_act_grad"), |ops, i, o| {
+            let [d, a, w] = take(o)?;
+            ops.moe_act_grad(d.view_mut(), a.view_mut(), w.view_mut(), i[0].view(), i[1].view(), i[2].view(), i[3].view())
         })
-        .act(&[t, h], 1.0)
         .act(&[rows, h], 1.0)
+        .act(&[rows, 2 * h], 1.0)
         .stat(&[t, k], 1.0)
         .ints(&[t, k], place)
+        .out(Act, &[rows, 2 * h])
         .out(Act, &[rows, h])
         .out(Stat, &[t, k]),
     ]

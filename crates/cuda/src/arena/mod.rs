@@ -9,14 +9,13 @@ mod pinned;
 mod staging;
 
 use crate::device::Device;
-use crate::error::OutOfMemory;
 use crate::sys::driver::*;
 use crate::{Error, Result};
 use heap::Heap;
 pub use pinned::Pinned;
 pub use staging::Staging;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use temper_tensor::{MemoryUse, Purpose};
+use temper_tensor::{MemoryUse, OutOfMemory, Purpose};
 
 /// Blocks are multiples of this many bytes and start at multiples of it.
 const ALIGN: usize = 512;
@@ -172,10 +171,8 @@ impl Arena {
 
     fn out_of_memory(&self, s: &State, wanted: usize, purpose: Purpose) -> Error {
         let (free, total) = self.device.memory_info().unwrap_or((0, self.device.memory));
-        let part = |(p, bytes): (&Purpose, &usize)| format!("{} {:.2} GiB", p.name(), *bytes as f64 / (1u64 << 30) as f64);
-        let held: Vec<String> = Purpose::ALL.iter().zip(&s.usage.now).filter(|x| *x.1 > 0).map(part).collect();
-        let held = if held.is_empty() { "nothing".to_string() } else { held.join(", ") };
-        Error::OutOfMemory(Box::new(OutOfMemory { purpose, wanted, total, free, held, largest: s.heap.largest() }))
+        let (held, largest) = (s.usage.now, Some(s.heap.largest()));
+        Error::OutOfMemory(Box::new(OutOfMemory { of: "GPU", purpose, wanted, total, free: Some(free), held, largest }))
     }
 }
 

@@ -231,8 +231,17 @@ impl Ops for Cuda {
     fn moe_combine(&self, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()> {
         moe::combine(self, out, y, weights, place)
     }
-    fn moe_combine_grad(&self, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()> {
-        moe::combine_grad(self, dy, dweights, dout, y, weights, place)
+    fn moe_act_grad(
+        &self,
+        dgate_up: ViewMut,
+        act: ViewMut,
+        dweights: ViewMut,
+        dact: View,
+        gate_up: View,
+        weights: View,
+        place: View,
+    ) -> Result<()> {
+        swiglu::weighted_backward(self, dgate_up, act, dweights, dact, gate_up, weights, place)
     }
 
     fn cross_entropy(&self, losses: ViewMut, logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()> {

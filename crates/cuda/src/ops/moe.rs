@@ -43,7 +43,7 @@ pub fn ranks(c: &Cuda, ranks: ViewMut, rows: ViewMut, experts: View, per_rank: u
     let x = op.input("experts", experts, DType::I32, &[t, k])?;
     elementwise::fill(c, rows, 0.0)?;
     let grid = Grid::line((t * n).div_ceil(256), 256);
-    Ok(c.kernels.launch(FILE, Variant::PLAIN, "moe_ranks", grid, args![o, m, x, t, k, n, per_rank, slices])?)
+    Ok(c.kernels.launch("sort.cu", Variant::PLAIN, "moe_ranks", grid, args![o, m, x, t, k, n, per_rank, slices])?)
 }
 
 pub fn gather(c: &Cuda, out: ViewMut, x: View, place: View) -> Result<()> {
@@ -69,17 +69,4 @@ pub fn combine(c: &Cuda, out: ViewMut, y: View, weights: Option<View>, place: Vi
     let v = Variant::of(dtype, vectors(dtype, h, &[o, y]));
     let grid = Grid::line(t, Cuda::row_threads(h / v.width()));
     Ok(c.kernels.launch(FILE, v, "moe_combine", grid, args![o, y, w, p, k, h, r])?)
-}
-
-pub fn combine_grad(c: &Cuda, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()> {
-    let op = Op("moe_combine_grad");
-    let dtype = op.activation("y", y.dtype())?;
-    let ([t, k], [r, h]) = (op.dims("place", place)?, op.dims("y", y)?);
-    let (d, dw) = (op.output("dy", &dy, dtype, &[r, h])?, op.output("dweights", &dweights, DType::F32, &[t, k])?);
-    let (g, y) = (op.input("dout", dout, dtype, &[t, h])?, op.input("y", y, dtype, &[r, h])?);
-    let w = op.input("weights", weights, DType::F32, &[t, k])?;
-    let p = op.input("place", place, DType::I32, &[t, k])?;
-    let v = Variant::of(dtype, vectors(dtype, h, &[d, g, y]));
-    let grid = Grid::line(t, Cuda::row_threads(h / v.width()));
-    Ok(c.kernels.launch(FILE, v, "moe_combine_grad", grid, args![d, dw, g, y, w, p, k, h, r])?)
 }

@@ -3,7 +3,7 @@
 use super::{Op, vectors};
 use crate::Cuda;
 use crate::kernels::{Grid, Variant, args};
-use temper_tensor::{Result, View, ViewMut};
+use temper_tensor::{DType, Result, View, ViewMut};
 
 const FILE: &str = "swiglu.cu";
 
@@ -26,4 +26,26 @@ pub fn backward(c: &Cuda, dgate_up: ViewMut, dy: View, gate_up: View) -> Result<
     let v = Variant::of(dtype, vectors(dtype, i, &[d, g, dy]));
     let grid = Grid::line(c.flat_blocks(t * i / v.width()), 256);
     Ok(c.kernels.launch(FILE, v, "swiglu_grad", grid, args![d, dy, g, t * i, i])?)
+}
+
+pub fn weighted_backward(
+    c: &Cuda,
+    dgate_up: ViewMut,
+    act: ViewMut,
+    dweights: ViewMut,
+    dact: View,
+    gate_up: View,
+    weights: View,
+    place: View,
+) -> Result<()> {
+    let op = Op("moe_act_grad");
+    let dtype = op.activation("dact", dact.dtype())?;
+    let ([n, k], [r, i]) = (op.dims("place", place)?, op.dims("dact", dact)?);
+    let (d, a) = (op.output("dgate_up", &dgate_up, dtype, &[r, 2 * i])?, op.output("act", &act, dtype, &[r, i])?);
+    let dw = op.output("dweights", &dweights, DType::F32, &[n, k])?;
+    let (da, g) = (op.address("dact", dact)?, op.input("gate_up", gate_up, dtype, &[r, 2 * i])?);
+    let (w, p) = (op.input("weights", weights, DType::F32, &[n, k])?, op.input("place", place, DType::I32, &[n, k])?);
+    let v = Variant::of(dtype, vectors(dtype, i, &[d, a, da, g]));
+    let grid = Grid::line(n * k, Cuda::row_threads(i / v.width()));
+    Ok(c.kernels.launch(FILE, v, "moe_act_grad", grid, args![d, a, dw, da, g, w, p, i, r])?)
 }

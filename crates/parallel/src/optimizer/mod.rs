@@ -132,20 +132,31 @@ impl Optimizer {
         Ok(Settled { grad_norm: squares.sqrt(), updated })
     }
 
-    /// Sets what this rank holds of a parameter, weights and remainders, to F32 values of its shape that lie on the backend.
-    pub fn set_master(&mut self, ops: &dyn Ops, weights: &mut Weights, param: ParamId, values: View) -> Result<()> {
+    /// Whether weights are rounded and their exact values are masters, which [`Optimizer::set_master`] sets.
+    pub fn has_masters(&self) -> bool {
+        !self.remainders.is_empty()
+    }
+
+    /// Sets elements `range` of what this rank holds of a parameter, weights and remainders, to as many F32 values that lie on the
+    /// backend.
+    pub fn set_master(&mut self, ops: &dyn Ops, weights: &mut Weights, param: ParamId, range: &Range<usize>, values: View) -> Result<()> {
+        let values = values.reshape(&[values.numel()]);
         if self.remainders.is_empty() {
-            return Ok(ops.copy(weights.get_mut(param)?, values)?);
+            return Ok(ops.copy(elements_mut(weights.get_mut(param)?, range), values)?);
         }
-        let own: Vec<&Segment> = self.buckets.segments().iter().filter(|s| s.param == param).collect();
-        if !matches!(own[..], [segment] if segment.range.len() == values.numel()) {
+        let own = |s: &&Segment| s.param == param && s.range.start < range.end && range.start < s.range.end;
+        let own: Vec<&Segment> = self.buckets.segments().iter().filter(own).collect();
+        if !matches!(own[..], [segment] if segment.range.start <= range.start && range.end <= segment.range.end) {
             // The weights that other ranks update are rounded as they round them.
             let mut unused = ops.alloc(DType::F16, values.shape())?;
-            ops.master_split(weights.get_mut(param)?, unused.view_mut(), values)?;
+            ops.master_split(elements_mut(weights.get_mut(param)?, range), unused.view_mut(), values)?;
         }
-        for Segment { range, bucket, state, .. } in own {
-            let (weight, remainder) = (weights.get_mut(param)?, self.remainders[*bucket].view_mut());
-            ops.master_split(elements_mut(weight, range), elements_mut(remainder, state), elements(values, range))?;
+        for segment in own {
+            let here = segment.range.start.max(range.start)..segment.range.end.min(range.end);
+            let state = segment.state_of(&here);
+            let (weight, remainder) = (weights.get_mut(param)?, self.remainders[segment.bucket].view_mut());
+            let values = values.slice_rows(here.start - range.start..here.end - range.start);
+            ops.master_split(elements_mut(weight, &here), elements_mut(remainder, &state), values)?;
         }
         Ok(())
     }
@@ -159,11 +170,27 @@ impl Optimizer {
         Ok(Some(values))
     }
 
-    /// Sets the moments of a segment to values of any float type that lie on the backend.
-    pub fn set_moments(&mut self, ops: &dyn Ops, segment: &Segment, m: View, v: View) -> Result<()> {
-        let Segment { bucket, state, .. } = segment;
-        ops.copy(elements_mut(self.exp_avg[*bucket].view_mut(), state), m)?;
-        Ok(ops.copy(elements_mut(self.exp_avg_sq[*bucket].view_mut(), state), v)?)
+    /// Some of the first or second moments of a segment, given as elements of its parameter.
+    pub fn moment_mut(&mut self, segment: usize, second: bool, range: &Range<usize>) -> ViewMut<'_> {
+        let segment = &self.buckets.segments()[segment];
+        let all = if second { &mut self.exp_avg_sq } else { &mut self.exp_avg };
+        elements_mut(all[segment.bucket].view_mut(), &segment.state_of(range))
+    }
+
+    /// First and second moments of every segment, flat, to be filled from files.
+    pub fn all_moments_mut(&mut self) -> Vec<[ViewMut<'_>; 2]> {
+        let mut segments = self.buckets.segments().iter().peekable();
+        let mut all = Vec::with_capacity(self.buckets.segments().len());
+        for (bucket, (m, v)) in self.exp_avg.iter_mut().zip(&mut self.exp_avg_sq).enumerate() {
+            let (len, mut at) = (m.numel(), 0);
+            let mut rest = [m, v].map(|t| t.view_mut().reshape(&[len]));
+            while let Some(Segment { state, .. }) = segments.next_if(|s| s.bucket == bucket) {
+                let [(m, m_rest), (v, v_rest)] = rest.map(|x| x.split_rows(state.start - at).1.split_rows(state.len()));
+                all.push([m, v]);
+                (rest, at) = ([m_rest, v_rest], state.end);
+            }
+        }
+        all
     }
 
     /// First and second moments of a segment, flat.

@@ -2,6 +2,8 @@
 //!
 //! The numbers are an arithmetic expression whose value is the figure: the tests evaluate every one of them.
 
+mod activations;
+mod life;
 mod memory;
 mod time;
 
@@ -33,7 +35,9 @@ pub struct Explanation {
 }
 
 /// Names that [`explain`] knows, with what they are.
-pub const NAMES: [(&str, &str); 27] = [
+pub const NAMES: [(&str, &str); 40] = [
+    ("model_params", "parameters of the model"),
+    ("active_params", "parameters that one token of text meets"),
     ("params", "parameters of the heaviest rank"),
     ("weights", "bytes of weights"),
     ("gradients", "bytes of accumulated gradients"),
@@ -46,20 +50,31 @@ pub const NAMES: [(&str, &str); 27] = [
     ("libraries", "bytes of context and workspaces"),
     ("allocator", "bytes lost to fragments"),
     ("peak", "bytes of the heaviest rank"),
+    ("skewed_peak", "bytes of the heaviest rank when routing is skewed"),
+    ("load", "bytes while weights are read"),
+    ("first_step", "bytes in the first step"),
+    ("save", "bytes while a checkpoint is written"),
+    ("resume", "bytes while a checkpoint is read"),
+    ("rollout", "bytes while answers are generated"),
+    ("kv_cache", "bytes of keys and values of the answers under way"),
     ("in_flight", "micro-batches whose activations a stage holds"),
     ("expert_dp", "replicas of an expert"),
     ("checkpoint", "bytes of a full checkpoint"),
+    ("write", "seconds to write a checkpoint to storage"),
+    ("pause", "seconds that training stands still for a checkpoint"),
     ("flops", "model FLOPs of a token"),
     ("step", "seconds of an optimizer step"),
     ("compute", "seconds of compute"),
     ("recompute", "seconds of computing again"),
     ("bubble", "seconds of waiting in the pipeline"),
     ("optimizer", "seconds of the optimizer"),
+    ("cp", "seconds of context-parallel communication"),
     ("tp", "seconds of tensor-parallel communication"),
     ("ep", "seconds of the experts' all-to-all"),
     ("pp", "seconds of sends between stages"),
     ("dp", "seconds of gradients and weights over replicas"),
     ("tokens_per_s", "tokens a second and device"),
+    ("days", "days that the run takes"),
     ("mfu", "model FLOPs utilisation"),
 ];
 
@@ -67,7 +82,7 @@ pub const NAMES: [(&str, &str); 27] = [
 pub fn explain(plan: &Plan, name: &str) -> Option<Explanation> {
     let (known, what) = NAMES.iter().find(|(known, _)| *known == name)?;
     let mut e = Explanation { name: (*known).to_string(), about: (*what).to_string(), lines: Vec::new() };
-    if !memory::explain(plan, name, &mut e) {
+    if !memory::explain(plan, name, &mut e) && !life::explain(plan, name, &mut e) {
         time::explain(plan, name, &mut e);
     }
     Some(e)

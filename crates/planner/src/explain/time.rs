@@ -2,6 +2,7 @@
 
 use super::{Explanation, n};
 use crate::flops::ModelFlops;
+use crate::job::Account;
 use crate::layout::Axis;
 use crate::memory::{AXES, Dims};
 use crate::plan::Plan;
@@ -31,11 +32,16 @@ pub(super) fn explain(plan: &Plan, name: &str, e: &mut Explanation) {
             );
         }
         "optimizer" => optimizer(plan, e),
-        "tp" | "ep" | "pp" => collective(plan, name, e),
+        "tp" | "ep" | "pp" | "cp" => collective(plan, name, e),
         "dp" => synchronise(plan, e),
         "tokens_per_s" => {
             let numbers = format!("{} x {} / {} / {}", job.global_batch, n(job.mean_tokens), n(t.total), plan.run.cluster.gpus);
             e.line("sequences x mean tokens / seconds / devices", numbers, t.tokens_per_s_per_gpu, "tokens/s");
+        }
+        "days" => {
+            let steps = job.steps.unwrap_or(0) as f64;
+            let words = if job.steps.is_some() { "steps x seconds of a step / seconds of a day" } else { "no --steps: 0" };
+            e.line(words, format!("{} x {} / 86400", n(steps), n(t.total)), steps * t.total / 86_400.0, "days");
         }
         "mfu" => {
             flops(plan, e);
@@ -48,7 +54,7 @@ pub(super) fn explain(plan: &Plan, name: &str, e: &mut Explanation) {
 }
 
 fn flops(plan: &Plan, e: &mut Explanation) {
-    let (f, length) = (ModelFlops::new(&plan.run.network), plan.run.job.mean_tokens);
+    let (f, length) = (ModelFlops::new(&plan.run.network), plan.run.job.reach());
     e.because("6 a parameter and token for forward and backward (Kaplan et al. 2020), look-up left out; attention as in PaLM's appendix B, causal.");
     let numbers = format!("6 x {} + {} x {} + {}", n(f.params), n(f.per_position), n(length), n(f.recurrence));
     e.line("6 x parameters + 6 x attention layers x heads x head size x length + recurrence", numbers, f.per_token(length), "FLOP");
@@ -74,7 +80,7 @@ fn optimizer(plan: &Plan, e: &mut Explanation) {
     let (device, p) = (&plan.run.cluster.device, plan.run.job.precision);
     let Some(stage) = plan.stages.get(plan.time.slowest) else { return };
     let shard = stage.params.optimizer_shard(&plan.layout) as f64;
-    let state = f64::from(p.master_bytes(plan.run.job.account)) + 8.0;
+    let state = f64::from(p.master_bytes(plan.run.job.account)) + f64::from(p.moments_bytes());
     let bytes = 2.0 * f64::from(p.grad_bytes) + 2.0 * (f64::from(p.weight_bytes) + state);
     let device_only = format!("{} x {bytes} / ({} x 1000000000000 x {})", n(shard), device.memory_tb_s, RATES.memory);
     let words = "shard x bytes read and written / (memory bandwidth x share)";
@@ -94,6 +100,7 @@ fn collective(plan: &Plan, name: &str, e: &mut Explanation) {
     let axis = match name {
         "tp" => Axis::Tp,
         "ep" => Axis::Ep,
+        "cp" => Axis::Cp,
         _ => Axis::Pp,
     };
     let (group, total) = (l.group(axis, cluster), plan.time.comm[axis as usize]);
@@ -106,9 +113,25 @@ fn collective(plan: &Plan, name: &str, e: &mut Explanation) {
             let bytes = d.tokens * d.hidden * d.a;
             ("all-gather or reduce-scatter of T x H x a", bytes, ring(cluster, group, bytes))
         }
+        Axis::Cp if plan.run.job.account == Account::Temper => {
+            let bytes = 2.0 * d.tokens * d.cp * d.kv * d.a;
+            (
+                "gather of keys and values (or scatter of their gradients) of all ranks: 2 x T x cp x KV x a",
+                bytes,
+                ring(cluster, group, bytes),
+            )
+        }
+        Axis::Cp => {
+            let bytes = 2.0 * d.tokens * d.kv * d.a;
+            ("send of keys and values, behind attention as far as it lasts: 2 x T x KV x a", bytes, send(cluster, group, bytes))
+        }
+        Axis::Ep if plan.run.job.account == Account::Temper => {
+            let bytes = d.here * d.hidden * d.a;
+            ("all-to-all of a row for each rank that works on a token x H x a", bytes, all_to_all(cluster, l.experts_group(cluster), bytes))
+        }
         Axis::Ep => {
             let bytes = d.sent * d.hidden * d.a;
-            ("all-to-all of rows sent x H x a", bytes, all_to_all(cluster, group, bytes))
+            ("all-to-all of a row for each expert of a token x H x a", bytes, all_to_all(cluster, group, bytes))
         }
         _ => {
             let bytes = d.shared * d.hidden * d.a;
@@ -118,7 +141,7 @@ fn collective(plan: &Plan, name: &str, e: &mut Explanation) {
     e.line(format!("bytes of one {words}"), n(bytes), bytes, "B");
     let bandwidth = ring_bandwidth(cluster, group) / 1e9;
     e.line(format!("seconds of one, {} ranks {place} (a ring there reaches {bandwidth:.0} GB/s)", group.size), n(one), one, "s");
-    e.line("how many in a step on the slowest stage x seconds", format!("{} x {}", n((total / one).round()), n(one)), total, "s");
+    e.line("how many in a step on the slowest stage x seconds", format!("{} x {}", n(total / one), n(one)), total, "s");
 }
 
 fn synchronise(plan: &Plan, e: &mut Explanation) {

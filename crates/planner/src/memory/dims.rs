@@ -1,12 +1,13 @@
 //! Sizes of one rank's share of a layer's tensors.
 //!
-//! Legend: T tokens of a micro-batch on a rank of the context axis, Ts = T / tp its share between the tensor-parallel blocks
-//! (sequence parallel), H hidden size, Q and KV rows of queries and of keys on a rank, K experts per token, R rows that arrive
-//! at a rank's experts, r = Ts x K rows that leave it.
+//! Legend: T tokens of a micro-batch on a rank of the context axis, Ts those that a rank has between the divided parts of a layer (T / tp
+//! with sequence parallelism, else T), To = T / tp those that it routes, H hidden size, Q and KV rows of queries and of keys on a rank,
+//! K experts per token, R rows of a rank's experts, r = To x K rows that a rank routes, n tokens that reach a rank with experts.
 
 use crate::job::{Account, Job};
 use crate::layout::Layout;
 use crate::network::Network;
+use temper_model::{chunk_rows, largest_chunk};
 
 /// A rank's sizes. Floats: they are only ever multiplied into bytes, and no input can overflow them.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,10 @@ pub struct Dims {
     pub tokens: f64,
     /// Ts.
     pub shared: f64,
+    /// To.
+    pub own: f64,
+    /// Ranks have different tokens between the divided parts of a layer.
+    pub divided: bool,
     /// H.
     pub hidden: f64,
     /// Q: query rows.
@@ -41,18 +46,26 @@ pub struct Dims {
     pub sent: f64,
     /// R when routing is balanced.
     pub routed: f64,
+    /// n when every choice of experts is as likely; as many rows leave a rank, one for each rank that works on a token.
+    pub here: f64,
     /// Key rows, value rows and value heads of linear attention.
     pub linear: (f64, f64, f64),
     /// Elements of the delta rule's state.
     pub state: f64,
     /// Vocabulary of the rank.
     pub vocab: f64,
-    /// Whether more than one rank shares a layer's matrices.
+    /// Rows of logits that exist at once.
+    pub logit_rows: f64,
+    /// Ranks that share a layer's matrices.
     pub tp: f64,
+    /// Context axis.
+    pub cp: f64,
     /// Expert tensor axis.
     pub etp: f64,
     /// Expert axis.
     pub ep: f64,
+    /// Ranks that hold every expert once between them.
+    pub group: f64,
 }
 
 impl Dims {
@@ -77,7 +90,9 @@ impl Dims {
         Dims {
             a,
             tokens,
-            shared: tokens / tp,
+            shared: if layout.sequence { tokens / tp } else { tokens },
+            own: tokens / tp,
+            divided: layout.sequence && layout.tp > 1,
             hidden: arch.hidden as f64,
             q,
             kv: heads.1 * dim,
@@ -90,20 +105,40 @@ impl Dims {
             expert: moe.map_or(0.0, |m| m.intermediate as f64 / etp),
             sent: tokens / tp * top_k,
             routed: tokens / tp * top_k * etp,
+            here: tokens / tp * moe.map_or(1.0, |m| reached(m.experts, m.top_k, layout.ep)) * etp,
             linear,
             state,
             vocab: (arch.vocab as f64 / tp).ceil(),
+            logit_rows: logit_rows(arch.vocab, job, tokens),
             tp,
+            cp: layout.cp as f64,
             etp,
             ep,
+            group: ep * etp,
         }
     }
+}
 
-    /// Rows of logits that exist at once.
-    pub fn logit_rows(&self, job: &Job) -> f64 {
-        match job.account {
-            Account::Temper => self.tokens.min(job.loss_chunk.max(1) as f64),
-            Account::Megatron => self.tokens,
-        }
+impl Dims {
+    /// n where a rank's experts get `skew` times their share: at most all tokens of the group.
+    pub fn arrived(&self, skew: f64) -> f64 {
+        (self.here * skew).min(self.own * self.group)
     }
+}
+
+/// Expected number of the `ep` ranks that a token goes to: those that have one of its `top_k` different experts of `experts`, each choice
+/// as likely as another.
+fn reached(experts: usize, top_k: usize, ep: usize) -> f64 {
+    let (all, own) = (experts as f64, experts as f64 / ep as f64);
+    let missed: f64 = (0..top_k).map(|i| ((all - own - i as f64) / (all - i as f64)).max(0.0)).product();
+    ep as f64 * (1.0 - missed)
+}
+
+/// Rows of logits that exist at once: what the engine takes as a chunk, or all.
+fn logit_rows(vocab: usize, job: &Job, tokens: f64) -> f64 {
+    if job.account == Account::Megatron {
+        return tokens;
+    }
+    let most = if job.loss_chunk == 0 { chunk_rows(vocab, job.precision.weights(), true) } else { job.loss_chunk };
+    tokens.min(largest_chunk(tokens as usize, most) as f64)
 }

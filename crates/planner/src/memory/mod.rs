@@ -1,20 +1,29 @@
 //! The account of memory: what one rank holds, by purpose, at each moment of a run.
 
-mod activations;
 mod dims;
+mod experts;
+mod layer;
+mod live;
+mod megatron;
+mod peak;
 mod phases;
+mod replay;
 
-pub use activations::{Kept, Transient, kept, transient};
 pub use dims::Dims;
+pub use layer::{Keep, Layer};
+pub use live::{Bytes, Live, Part, Tensor};
+use peak::Needs;
+pub use peak::{Moment, Peak, moment_tensors, peak_activations};
+pub(crate) use phases::STAGING;
 pub use phases::{Phase, Phases, phases};
+pub use replay::{Pass, head};
 
-use crate::job::{Account, Job, MOMENT_BYTES};
-use crate::layout::{Axis, Layout, Offload, Recompute};
+use crate::job::{Account, Job};
+use crate::layout::{Axis, Layout, Offload};
 use crate::network::Network;
 use crate::shard::{RankParams, rank_params};
 use crate::stages::Stage;
 use serde::Serialize;
-use temper_parallel::schedule::in_flight;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -28,13 +37,13 @@ pub enum Purpose {
     Masters,
     /// Adam's moments.
     Moments,
-    /// Activations outside the experts, and gradients of one layer.
+    /// Activations outside the experts, gradients of one layer, and the inputs of the step.
     Activations,
     /// Rows on their way to, in and from the experts.
     Moe,
     /// Logits.
     Logits,
-    /// Buffers of communicators, and the pipeline's.
+    /// Buffers of communicators.
     Communication,
     /// CUDA context and library workspaces.
     Libraries,
@@ -143,29 +152,51 @@ pub struct Question<'a> {
     pub overheads: Overheads,
 }
 
-/// The predicted peak of one rank in the steady state, by purpose: what `bench step --as-rank` measures.
-///
-/// `skew` is the share of routed rows that reach this rank's experts over its balanced share; 1 is balance.
-/// `None` when the layout has no such rank.
-pub fn rank_memory(question: &Question, stages: &[Stage], rank: usize, skew: f64) -> Option<Memory> {
+/// How many times its balanced share of rows a rank's experts get; 1 is balance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Skew {
+    /// On average over layers and micro-batches: what is kept.
+    pub mean: f64,
+    /// In the busiest layer: what comes and goes.
+    pub most: f64,
+}
+
+impl From<f64> for Skew {
+    /// The same in every layer.
+    fn from(skew: f64) -> Skew {
+        Skew { mean: skew, most: skew }
+    }
+}
+
+/// The predicted peak of one rank in the steady state, by purpose: what `bench step --as-rank` measures. `None` when the layout has no
+/// such rank.
+pub fn rank_memory(question: &Question, stages: &[Stage], rank: usize, skew: impl Into<Skew>) -> Option<Memory> {
     let (.., pp) = question.layout.coordinates(rank);
     stages.get(pp).map(|stage| stage_memory(question, stage, skew))
 }
 
 /// The peak of every rank of a stage in the steady state.
-pub fn stage_memory(q: &Question, stage: &Stage, skew: f64) -> Memory {
-    let params = rank_params(q.network, q.layout, stage, q.job.account);
-    let mut memory = standing(q, &params);
+pub fn stage_memory(q: &Question, stage: &Stage, skew: impl Into<Skew>) -> Memory {
+    stages_memory(q, std::slice::from_ref(stage), skew).pop().unwrap_or_default()
+}
+
+/// The same of several stages.
+pub fn stages_memory(q: &Question, stages: &[Stage], skew: impl Into<Skew>) -> Vec<Memory> {
     let dims = Dims::new(q.network, q.job, q.layout);
-    let peak = peak_activations(q, &dims, stage, skew);
-    memory.set(Purpose::Activations, peak.plain);
-    memory.set(Purpose::Moe, peak.moe);
-    memory.set(Purpose::Logits, peak.logits);
-    memory.set(Purpose::Communication, communication(q, &dims));
-    if q.job.account == Account::Megatron {
-        memory.set(Purpose::Allocator, q.overheads.fragments * (peak.plain + peak.moe));
-    }
-    memory
+    let needs = Needs::new(q, &dims, skew.into());
+    let one = |stage: &Stage| {
+        let mut memory = standing(q, &rank_params(q.network, q.layout, stage, q.job.account));
+        let bytes = needs.peak(q, &dims, stage).bytes();
+        memory.set(Purpose::Activations, bytes.plain);
+        memory.set(Purpose::Moe, bytes.moe);
+        memory.set(Purpose::Logits, bytes.logits);
+        memory.set(Purpose::Communication, communicators(q.layout) as f64 * q.overheads.communicator);
+        if q.job.account == Account::Megatron {
+            memory.set(Purpose::Allocator, q.overheads.fragments * (bytes.plain + bytes.moe));
+        }
+        memory
+    };
+    stages.iter().map(one).collect()
 }
 
 /// What stands between steps: weights, gradients, optimizer state, libraries.
@@ -177,7 +208,7 @@ pub(crate) fn standing(q: &Question, params: &RankParams) -> Memory {
     memory.set(Purpose::Weights, held * f64::from(precision.weight_bytes));
     memory.set(Purpose::Gradients, held * f64::from(precision.grad_bytes));
     let masters = shard * f64::from(precision.master_bytes(account));
-    let moments = shard * f64::from(MOMENT_BYTES);
+    let moments = shard * f64::from(precision.moments_bytes());
     match q.layout.offload {
         Offload::None => {
             memory.set(Purpose::Masters, masters);
@@ -199,71 +230,6 @@ pub(crate) fn communicators(layout: &Layout) -> usize {
     let folded = layout.etp > 1 && layout.etp != layout.tp;
     let world = usize::from(layout.world() > 1);
     world + sizes.iter().filter(|n| **n > 1).count() + usize::from(folded)
-}
-
-fn communication(q: &Question, d: &Dims) -> f64 {
-    // Receive buffers of the pipeline: an activation and a gradient.
-    let pipeline = if q.layout.pp > 1 { 2.0 * d.shared * d.hidden * d.a } else { 0.0 };
-    communicators(q.layout) as f64 * q.overheads.communicator + pipeline
-}
-
-/// Activations, routed rows and logits at the fullest moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Peak {
-    /// Activations outside the experts.
-    pub plain: f64,
-    /// Routed rows.
-    pub moe: f64,
-    /// Logits.
-    pub logits: f64,
-    /// Whether the fullest moment is the loss rather than the backward pass of a layer.
-    pub at_loss: bool,
-}
-
-/// Kept activations of all micro-batches in flight, with the fuller of two moments: the loss, or the backward pass of a layer.
-pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: f64) -> Peak {
-    let l = q.layout;
-    let chunks = in_flight(stage.index, l.pp, l.vpp, l.micro_batches(q.job.global_batch).max(1)) as f64;
-    let flights = chunks / l.vpp as f64;
-    let (mut plain, mut moe) = (0.0, 0.0);
-    let mut busiest = Transient::default();
-    for (kind, count) in q.network.kinds.kinds.iter().zip(&stage.kinds).filter(|(_, count)| **count > 0) {
-        let kept = kept(d, kind.linear, kind.experts, skew);
-        let mut transient = transient(d, kind.linear, kind.experts, skew, q.job.account);
-        let all = *count as f64 * flights;
-        plain += all * kept.input;
-        if l.recompute != Recompute::Full {
-            plain += all * kept.mixer;
-        } else {
-            transient.plain += kept.mixer;
-        }
-        if l.recompute == Recompute::None {
-            plain += all * kept.feed_forward;
-            moe += all * kept.moe;
-        } else {
-            transient.plain += kept.feed_forward;
-            transient.moe += kept.moe;
-        }
-        if transient.all() > busiest.all() {
-            busiest = transient;
-        }
-    }
-    let loss = if stage.last { loss(q.job, d) } else { (0.0, 0.0) };
-    match loss.0 + loss.1 > busiest.all() {
-        true => Peak { plain: plain + loss.0, moe, logits: loss.1, at_loss: true },
-        false => Peak { plain: plain + busiest.plain, moe: moe + busiest.moe, logits: 0.0, at_loss: false },
-    }
-}
-
-/// Activations and logits of the head: its input, normed hidden states and their gradient, and rows of logits. Megatron's cross-entropy
-/// turns all of them to f32 at once; temper's works on a chunk in the activations' type, in place.
-fn loss(job: &Job, d: &Dims) -> (f64, f64) {
-    let hidden = (d.shared + 2.0 * d.tokens) * d.hidden * d.a;
-    let bytes = match job.account {
-        Account::Temper => d.a,
-        Account::Megatron => 4.0,
-    };
-    (hidden, d.logit_rows(job) * d.vocab * bytes)
 }
 
 /// Axes whose groups have more than one member, for the account of communication.

@@ -75,7 +75,7 @@ impl Phases {
 }
 
 /// Windows through which files are read and written.
-const STAGING: f64 = 2.0 * 64.0 * 1_048_576.0;
+pub(crate) const STAGING: f64 = 2.0 * 64.0 * 1_048_576.0;
 
 /// The phases of the ranks of a stage.
 ///

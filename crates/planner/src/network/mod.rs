@@ -88,7 +88,7 @@ impl Network {
     pub fn from_file(path: &Path) -> Result<Network> {
         let io = |source| Error::Config(temper_config::Error::Io { path: path.to_path_buf(), source });
         let bytes = std::fs::metadata(path).map_err(io)?.len();
-        let syntax = |message| Error::Syntax { origin: path.display().to_string(), message };
+        let syntax = |message| Error::Config(temper_config::Error::Syntax { origin: path.display().to_string(), message });
         if bytes > MAX_BYTES {
             return Err(syntax(format!("{bytes} bytes; a model's config.json has at most {MAX_BYTES}")));
         }
@@ -150,6 +150,14 @@ impl Network {
         }
         let family = hybrid.as_ref().map_or_else(|| format!("{:?}", arch.model_type).to_lowercase(), |h| h.family.clone());
         Ok(Network { name: origin.display().to_string(), family, arch, hybrid, params, total, active, refused, notices, kinds })
+    }
+
+    /// The network of an architecture that the engine trains.
+    ///
+    /// # Errors
+    /// When there are more parameters or experts than can be counted.
+    pub fn of(arch: Arch, name: &str) -> Result<Network> {
+        Network::new(arch, None, None, Path::new(name))
     }
 
     /// The same model under another name.

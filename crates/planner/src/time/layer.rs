@@ -3,10 +3,12 @@
 //! Legend as in `memory::dims`.
 
 use super::rates::{RATES, all_to_all, gemm, ring, send, stream};
-use crate::device::Cluster;
+use crate::cluster::Cluster;
+use crate::job::Account;
 use crate::layout::{Axis, Layout};
 use crate::memory::Dims;
 use serde::Serialize;
+use temper_model::{Parts, Recompute};
 
 /// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -94,6 +96,40 @@ pub struct LayerTime {
     pub feed_forward: Pass,
     /// Backward of all.
     pub backward: Pass,
+    /// What selective recomputation may do again.
+    again: Again,
+}
+
+/// Seconds of the parts of a forward pass that selective recomputation may do again, communication included.
+#[derive(Clone, Copy, Debug, Default)]
+struct Again {
+    /// Both norms.
+    norm: f64,
+    /// The product of q, k and v.
+    qkv: f64,
+    /// Their norm and rotation.
+    heads: f64,
+    /// The first product of a dense feed-forward.
+    mlp: f64,
+    /// Its activation.
+    act: f64,
+    /// Rows to the experts, their products, and rows back.
+    moe: f64,
+    /// Their activation.
+    row_act: f64,
+}
+
+impl LayerTime {
+    /// Seconds of what a setting computes again.
+    pub fn again(&self, recompute: Recompute) -> f64 {
+        let Recompute::Selective(Parts { norm, act, moe, mlp, qkv }) = recompute else {
+            return if recompute == Recompute::Full { self.mixer.total() + self.feed_forward.total() } else { 0.0 };
+        };
+        let a = &self.again;
+        let chosen =
+            [(norm, a.norm), (qkv, a.qkv), (act || qkv, a.heads), (mlp, a.mlp), (act || mlp, a.act), (moe, a.moe), (act || moe, a.row_act)];
+        chosen.iter().filter(|(on, _)| *on).map(|(_, seconds)| seconds).sum()
+    }
 }
 
 /// What the times of layers depend on.
@@ -109,6 +145,8 @@ pub struct Setting<'a> {
     pub length: f64,
     /// Bytes of an accumulated gradient.
     pub grad: f64,
+    /// Whose habits.
+    pub account: Account,
 }
 
 impl Setting<'_> {
@@ -132,11 +170,12 @@ impl Setting<'_> {
         // Norm and sum around the mixer, and the sum after the feed-forward: 6 and 3 passes over the hidden states.
         let row = d.shared * d.hidden * d.a;
         self.elementwise(&mut t, 6.0 * row, 3.0 * row);
+        t.again.norm = stream(&self.cluster.device, 4.0 * row);
         t
     }
 
-    /// A product forward, and its two backward; `share` of the peak, `groups` alike.
-    fn product(&self, t: &mut LayerTime, part: Part, op: Op, share: f64, groups: f64, m: f64, n: f64, k: f64) {
+    /// A product forward, and its two backward; `share` of the peak, `groups` alike. Returns the seconds of the forward one.
+    fn product(&self, t: &mut LayerTime, part: Part, op: Op, share: f64, groups: f64, m: f64, n: f64, k: f64) -> f64 {
         let (device, a) = (&self.cluster.device, self.dims.a);
         let forward = groups * gemm(device, share, m, n, k, a, 0.0);
         match part {
@@ -146,6 +185,7 @@ impl Setting<'_> {
         // The weight gradient is read and written where it accumulates, not just written.
         let weight = gemm(device, share, n, k, m, a, n * k * (2.0 * self.grad - a));
         t.backward.op(op, groups * (gemm(device, share, m, k, n, a, 0.0) + weight));
+        forward
     }
 
     /// Bytes moved by elementwise kernels forward; backward moves twice as much.
@@ -159,16 +199,18 @@ impl Setting<'_> {
     fn attention(&self, t: &mut LayerTime) {
         let (d, peak) = (self.dims, self.cluster.device.peak());
         let rows = d.q + d.gate + 2.0 * d.kv;
-        self.product(t, Part::Mixer, Op::Projections, RATES.gemm, 1.0, d.tokens, rows, d.hidden);
+        t.again.qkv = self.product(t, Part::Mixer, Op::Projections, RATES.gemm, 1.0, d.tokens, rows, d.hidden) + self.gather();
         self.product(t, Part::Mixer, Op::Projections, RATES.gemm, 1.0, d.tokens, d.hidden, d.q);
         // Two products of length x head size for each query, half of them causal; five in the backward pass.
         let flops = 2.0 * d.tokens * self.length * d.q;
         let (forward, backward) = (flops / (peak * RATES.attention), 2.5 * flops / (peak * RATES.attention_grad));
         t.mixer.op(Op::Attention, forward);
         t.backward.op(Op::Attention, backward);
-        self.elementwise(t, 2.0 * d.tokens * (rows + d.gate) * d.a, 0.0);
+        let prepared = 2.0 * d.tokens * (rows + d.gate) * d.a;
+        self.elementwise(t, prepared, 0.0);
+        t.again.heads = stream(&self.cluster.device, prepared);
         self.gathers(t, Part::Mixer);
-        self.context_ring(t, forward, backward);
+        self.context(t, forward, backward);
     }
 
     fn linear_attention(&self, t: &mut LayerTime) {
@@ -187,9 +229,11 @@ impl Setting<'_> {
 
     fn dense(&self, t: &mut LayerTime, width: f64) {
         let d = self.dims;
-        self.product(t, Part::FeedForward, Op::FeedForward, RATES.gemm, 1.0, d.tokens, 2.0 * width, d.hidden);
+        t.again.mlp = self.product(t, Part::FeedForward, Op::FeedForward, RATES.gemm, 1.0, d.tokens, 2.0 * width, d.hidden) + self.gather();
         self.product(t, Part::FeedForward, Op::FeedForward, RATES.gemm, 1.0, d.tokens, d.hidden, width);
-        self.elementwise(t, 0.0, 3.0 * d.tokens * width * d.a);
+        let activated = 3.0 * d.tokens * width * d.a;
+        self.elementwise(t, 0.0, activated);
+        t.again.act = stream(&self.cluster.device, activated);
         self.gathers(t, Part::FeedForward);
     }
 
@@ -198,25 +242,39 @@ impl Setting<'_> {
         let d = self.dims;
         let groups = (d.experts.0 / d.ep).max(1.0);
         let rows = d.routed / groups;
-        self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, 2.0 * d.expert, d.hidden);
-        self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, d.hidden, d.expert);
-        let moved = 2.0 * d.routed * d.hidden + 3.0 * d.routed * d.expert + 2.0 * d.sent * d.hidden;
-        self.elementwise(t, 0.0, moved * d.a);
-        let (ep, etp) = (self.layout.group(Axis::Ep, self.cluster), self.layout.group(Axis::Etp, self.cluster));
-        let there = all_to_all(self.cluster, ep, d.sent * d.hidden * d.a);
-        let gather = ring(self.cluster, etp, d.routed * d.hidden * d.a);
-        // There and back, forward and backward.
-        for pass in [&mut t.feed_forward, &mut t.backward] {
-            pass.talk(Axis::Ep, 2.0 * there);
-            pass.talk(Axis::Etp, 2.0 * gather);
+        let first = self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, 2.0 * d.expert, d.hidden);
+        let second = self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, d.hidden, d.expert);
+        let (gathered, activated, combined) = (2.0 * d.routed * d.hidden, 3.0 * d.routed * d.expert, 2.0 * d.sent * d.hidden);
+        self.elementwise(t, 0.0, (gathered + activated + combined) * d.a);
+        let moved = stream(&self.cluster.device, gathered * d.a);
+        match self.account {
+            Account::Temper => {
+                // A token's row goes once to each rank that works on it and comes back as a sum; backward, the gradients of the experts'
+                // weights are computed while the second exchange is under way.
+                let there = all_to_all(self.cluster, self.layout.experts_group(self.cluster), d.here * d.hidden * d.a);
+                t.feed_forward.talk(Axis::Ep, 2.0 * there);
+                t.backward.talk(Axis::Ep, there + (there - (first + second)).max(0.0));
+                t.again.moe = first + moved + there;
+            }
+            Account::Megatron => {
+                let (ep, etp) = (self.layout.group(Axis::Ep, self.cluster), self.layout.group(Axis::Etp, self.cluster));
+                let there = all_to_all(self.cluster, ep, d.sent * d.hidden * d.a);
+                let gather = ring(self.cluster, etp, d.routed * d.hidden * d.a);
+                t.again.moe = first + second + moved + 2.0 * (there + gather);
+                t.again.row_act = stream(&self.cluster.device, activated * d.a);
+                // There and back, forward and backward.
+                for pass in [&mut t.feed_forward, &mut t.backward] {
+                    pass.talk(Axis::Ep, 2.0 * there);
+                    pass.talk(Axis::Etp, 2.0 * gather);
+                }
+            }
         }
     }
 
     /// Sequence parallelism: an all-gather before and a reduce-scatter after a block; in the backward pass the same, and another
     /// gather of the input that hides behind the input gradient.
     fn gathers(&self, t: &mut LayerTime, part: Part) {
-        let d = self.dims;
-        let seconds = 2.0 * ring(self.cluster, self.layout.group(Axis::Tp, self.cluster), d.tokens * d.hidden * d.a);
+        let seconds = 2.0 * self.gather();
         match part {
             Part::Mixer => t.mixer.talk(Axis::Tp, seconds),
             Part::FeedForward => t.feed_forward.talk(Axis::Tp, seconds),
@@ -224,11 +282,25 @@ impl Setting<'_> {
         t.backward.talk(Axis::Tp, seconds);
     }
 
-    /// Ring attention: keys and values of every other rank pass by, behind attention as far as it lasts.
-    fn context_ring(&self, t: &mut LayerTime, forward: f64, backward: f64) {
+    /// Seconds of one all-gather (or reduce-scatter) of all tokens over the tensor ranks.
+    fn gather(&self) -> f64 {
+        let d = self.dims;
+        ring(self.cluster, self.layout.group(Axis::Tp, self.cluster), d.tokens * d.hidden * d.a)
+    }
+
+    /// Context parallelism. temper gathers the keys and values of all ranks, in the backward pass again, and scatters the sums of their
+    /// gradients; in Megatron's ring they pass by, behind attention as far as it lasts.
+    fn context(&self, t: &mut LayerTime, forward: f64, backward: f64) {
         let (d, cp) = (self.dims, self.layout.group(Axis::Cp, self.cluster));
+        let bytes = 2.0 * d.tokens * d.kv * d.a;
+        if self.account == Account::Temper {
+            let gather = ring(self.cluster, cp, bytes * d.cp);
+            t.mixer.talk(Axis::Cp, gather);
+            t.backward.talk(Axis::Cp, 2.0 * gather);
+            return;
+        }
         let hops = cp.size.saturating_sub(1) as f64;
-        let hop = send(self.cluster, cp, 2.0 * d.tokens * d.kv * d.a);
+        let hop = send(self.cluster, cp, bytes);
         t.mixer.talk(Axis::Cp, (hops * hop - forward).max(0.0));
         t.backward.talk(Axis::Cp, (2.0 * hops * hop - backward).max(0.0));
     }

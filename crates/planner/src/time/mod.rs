@@ -6,10 +6,10 @@ mod rates;
 pub use layer::{Comm, Compute, LayerTime, Op, Pass, Setting};
 pub use rates::{RATES, Rates, all_to_all, gemm, ring, ring_bandwidth, send, stream};
 
-use crate::device::Cluster;
+use crate::cluster::Cluster;
 use crate::flops::{ModelFlops, mfu};
-use crate::job::{Job, MOMENT_BYTES};
-use crate::layout::{Axis, Layout, Offload, Recompute};
+use crate::job::Job;
+use crate::layout::{Axis, Layout, Offload};
 use crate::memory::Dims;
 use crate::network::Network;
 use crate::shard::{RankParams, rank_params};
@@ -45,7 +45,7 @@ pub struct StepTime {
 pub fn step_time(network: &Network, cluster: &Cluster, job: &Job, layout: &Layout, stages: &[Stage]) -> StepTime {
     let dims = Dims::of_length(network, job, layout, job.mean_tokens);
     let grad = f64::from(job.precision.grad_bytes);
-    let setting = Setting { cluster, layout, dims: &dims, length: job.mean_tokens, grad };
+    let setting = Setting { cluster, layout, dims: &dims, length: job.reach(), grad, account: job.account };
     let kinds: Vec<LayerTime> = network.kinds.kinds.iter().map(|kind| setting.layer(kind.linear, kind.experts)).collect();
     let head = setting.head();
     let m = layout.micro_batches(job.global_batch).max(1) as f64;
@@ -81,8 +81,22 @@ pub fn step_time(network: &Network, cluster: &Cluster, job: &Job, layout: &Layou
     time.total = time.compute.iter().sum::<f64>() + time.recompute + time.comm.iter().sum::<f64>() + time.bubble + time.optimizer;
     let tokens = job.global_batch as f64 * job.mean_tokens;
     time.tokens_per_s_per_gpu = tokens / time.total / cluster.gpus as f64;
-    time.mfu = mfu(&ModelFlops::new(network), job.mean_tokens, time.tokens_per_s_per_gpu, cluster.device.peak());
+    time.mfu = mfu(&ModelFlops::new(network), job.reach(), time.tokens_per_s_per_gpu, cluster.device.peak());
     time
+}
+
+/// Seconds of a step of one rank of a stage on its own, the other ranks not there: no communication, no bubble. What
+/// `bench step --as-rank` measures.
+pub fn alone(network: &Network, cluster: &Cluster, job: &Job, layout: &Layout, stage: &Stage) -> f64 {
+    let dims = Dims::of_length(network, job, layout, job.mean_tokens);
+    // On one device there is nobody to talk to.
+    let solo = Layout { tp: 1, cp: 1, dp: 1, pp: 1, vpp: 1, ep: 1, etp: 1, ..layout.clone() };
+    let grad = f64::from(job.precision.grad_bytes);
+    let setting = Setting { cluster, layout: &solo, dims: &dims, length: job.reach(), grad, account: job.account };
+    let kinds: Vec<LayerTime> = network.kinds.kinds.iter().map(|kind| setting.layer(kind.linear, kind.experts)).collect();
+    let micro = layout.micro_batches(job.global_batch).max(1) as f64;
+    let params = rank_params(network, layout, stage, job.account);
+    micro * stage_time(layout, stage, &kinds, &setting.head()).total() + optimizer(cluster, job, layout, &params)
 }
 
 /// One micro-batch on one stage.
@@ -107,12 +121,7 @@ fn stage_time(layout: &Layout, stage: &Stage, kinds: &[LayerTime], head: &LayerT
         time.work.add(&kind.feed_forward, n);
         time.work.add(&kind.backward, n);
         time.forward += n * (kind.mixer.total() + kind.feed_forward.total());
-        let again = match layout.recompute {
-            Recompute::None => 0.0,
-            Recompute::Selective => kind.feed_forward.total(),
-            Recompute::Full => kind.mixer.total() + kind.feed_forward.total(),
-        };
-        time.recompute += n * again;
+        time.recompute += n * kind.again(layout.recompute);
     }
     if stage.last {
         time.work.add(&head.feed_forward, 1.0);
@@ -164,7 +173,7 @@ fn synchronise(cluster: &Cluster, job: &Job, layout: &Layout, params: &RankParam
 /// AdamW on the rank's shard: the gradient is read (once more for the norm), weight, master and moments are read and written.
 fn optimizer(cluster: &Cluster, job: &Job, layout: &Layout, params: &RankParams) -> f64 {
     let p = job.precision;
-    let state = f64::from(p.master_bytes(job.account)) + f64::from(MOMENT_BYTES);
+    let state = f64::from(p.master_bytes(job.account)) + f64::from(p.moments_bytes());
     let bytes = 2.0 * f64::from(p.grad_bytes) + 2.0 * (f64::from(p.weight_bytes) + state);
     let shard = params.optimizer_shard(layout) as f64;
     let host = match layout.offload {

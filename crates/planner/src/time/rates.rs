@@ -1,7 +1,8 @@
 //! What hardware reaches of its peaks.
 
-use crate::device::{Cluster, Device};
+use crate::cluster::Cluster;
 use crate::layout::Group;
+use temper_config::Device;
 
 /// Shares of the peaks that kernels and links reach, and what a collective costs before its first byte.
 ///

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test file uses some of it
 
+use temper_config::{Device, devices};
 use temper_planner::memory::Overheads;
 use temper_planner::*;
 

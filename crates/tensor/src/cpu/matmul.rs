@@ -204,7 +204,7 @@ impl Cpu {
     /// Room for the panels of `x`.
     fn panels<T: Float>(&self, x: Mat<T>, side: Side) -> Pooled<T> {
         let len = x.rows.next_multiple_of(panel_width::<T>(side)) * x.cols;
-        self.buffers.take(len).unwrap_or_else(|| Pooled::unpooled(vec![T::ZERO; len]))
+        self.buffers.take_scratch(len).unwrap_or_else(|| Pooled::unpooled(vec![T::ZERO; len]))
     }
 
     /// The whole of `x` in panels.

@@ -1,13 +1,14 @@
 //! Making tensors, and moving elements between types and between host and backend.
 
 use super::{Cpu, args::Op, tasks::rows_per_task};
-use crate::{Buffer, DType, Error, FromSlice, Result, Slice, SliceMut, Tensor, View, ViewMut};
+use crate::{Buffer, DType, Error, FromSlice, OutOfMemory, Result, Slice, SliceMut, Tensor, View, ViewMut};
 use half::{bf16, f16};
 
 impl Cpu {
     /// A pooled tensor with unspecified contents.
     pub(super) fn pooled(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let refused = || Error::Backend(format!("alloc: no memory for {shape:?} elements of {dtype}"));
+        let asked = shape.iter().fold(dtype.size(), |n, &d| n.saturating_mul(d));
+        let refused = || self.out_of_memory(asked);
         let bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d)).filter(|&n| isize::try_from(n).is_ok());
         let n = bytes.ok_or_else(refused)? / dtype.size();
         fn buffer<T: FromSlice>(cpu: &Cpu, n: usize) -> Option<Buffer> {
@@ -22,6 +23,12 @@ impl Cpu {
         };
         let buffer = buffer.ok_or_else(refused)?;
         Ok(Tensor::new(buffer, shape))
+    }
+
+    fn out_of_memory(&self, wanted: usize) -> Error {
+        let (usage, purpose) = (self.buffers.usage(), self.buffers.purpose());
+        let (total, held) = (usage.capacity, usage.now);
+        Error::OutOfMemory(Box::new(OutOfMemory { of: "host", purpose, wanted, total, free: None, held, largest: None }))
     }
 
     /// A pooled tensor with the elements of `x`.

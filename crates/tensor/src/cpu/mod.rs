@@ -281,8 +281,18 @@ impl Ops for Cpu {
     fn moe_combine(&self, out: ViewMut, y: View, weights: Option<View>, place: View) -> Result<()> {
         typed!("moe_combine", "y", y.dtype(), T => moe::moe_combine::<T>(self, out, y, weights, place))
     }
-    fn moe_combine_grad(&self, dy: ViewMut, dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()> {
-        typed!("moe_combine_grad", "y", y.dtype(), T => moe::moe_combine_grad::<T>(self, dy, dweights, dout, y, weights, place))
+    fn moe_act_grad(
+        &self,
+        dgate_up: ViewMut,
+        act: ViewMut,
+        dweights: ViewMut,
+        dact: View,
+        gate_up: View,
+        weights: View,
+        place: View,
+    ) -> Result<()> {
+        typed!("moe_act_grad", "dact", dact.dtype(), T =>
+            moe::moe_act_grad::<T>(self, dgate_up, act, dweights, dact, gate_up, weights, place))
     }
 
     fn cross_entropy(&self, losses: ViewMut, logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()> {

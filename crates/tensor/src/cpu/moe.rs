@@ -123,48 +123,53 @@ pub(super) fn moe_combine<T: Float>(cpu: &Cpu, out: ViewMut, y: View, weights: O
     Ok(())
 }
 
-/// See [`Ops::moe_combine_grad`](crate::Ops::moe_combine_grad).
-pub(super) fn moe_combine_grad<T: Float>(
+/// See [`Ops::moe_act_grad`](crate::Ops::moe_act_grad).
+pub(super) fn moe_act_grad<T: Float>(
     cpu: &Cpu,
-    dy: ViewMut,
+    dgate_up: ViewMut,
+    act: ViewMut,
     dweights: ViewMut,
-    dout: View,
-    y: View,
+    dact: View,
+    gate_up: View,
     weights: View,
     place: View,
 ) -> Result<()> {
-    let op = Op("moe_combine_grad");
-    let ([t, k], [r, h]) = (op.dims("place", place.shape())?, op.dims("y", y.shape())?);
-    let (y, dout) = (op.read::<T>("y", y, &[r, h])?, op.read::<T>("dout", dout, &[t, h])?);
-    let place = op.read::<i32>("place", place, &[t, k])?;
-    op.indices("routed row", place, t * k)?;
-    let weights = op.read::<T>("weights", weights, &[t, k])?;
-    let (dy, dweights) = (op.write::<T>("dy", dy, &[r, h])?, op.write::<T>("dweights", dweights, &[t, k])?);
+    let op = Op("moe_act_grad");
+    let ([n, k], [r, i]) = (op.dims("place", place.shape())?, op.dims("dact", dact.shape())?);
+    let (dact, gate_up) = (op.read::<T>("dact", dact, &[r, i])?, op.read::<T>("gate_up", gate_up, &[r, 2 * i])?);
+    let (weights, place) = (op.read::<T>("weights", weights, &[n, k])?, op.read::<i32>("place", place, &[n, k])?);
+    op.indices("routed row", place, n * k)?;
+    let (dgate_up, act) = (op.write::<T>("dgate_up", dgate_up, &[r, 2 * i])?, op.write::<T>("act", act, &[r, i])?);
+    let dweights = op.write::<T>("dweights", dweights, &[n, k])?;
     let from = sources(op, place, r)?;
-    let rows = rows_per_task(h);
+    let mut of_row = vec![T::ZERO; r];
+    let rows = rows_per_task(i);
+    let size = (rows * i).max(1);
+    let outs = dgate_up.chunks_mut(2 * size).zip(act.chunks_mut(size)).zip(of_row.chunks_mut(rows));
+    let ins = dact.chunks(size).zip(gate_up.chunks(2 * size)).zip(from.chunks(rows));
     cpu.each(
-        r * h,
-        dy.chunks_mut((rows * h).max(1)).zip(from.chunks(rows)),
+        gate_up.len(),
+        outs.zip(ins),
         #[inline(always)]
-        |(dy, from)| {
-            for (dy, &from) in dy.chunks_mut(h).zip(from) {
-                for (dy, &d) in dy.iter_mut().zip(&dout[from / k * h..][..h]) {
-                    *dy = weights[from] * d;
+        |(((dgate_up, act), of_row), ((dact, gate_up), from))| {
+            let outs = dgate_up.chunks_mut(2 * i).zip(act.chunks_mut(i)).zip(of_row);
+            for (((dgate_up, act), of_row), ((dact, gate_up), from)) in outs.zip(dact.chunks(i).zip(gate_up.chunks(2 * i)).zip(from)) {
+                let (weight, (gate, up)) = (weights[*from], gate_up.split_at(i));
+                for j in 0..i {
+                    let (g, u) = (gate[j], up[j]);
+                    let sigmoid = T::ONE / (T::ONE + (-g).exp());
+                    act[j] = g * sigmoid * u;
+                    let d = weight * dact[j];
+                    dgate_up[j] = d * u * sigmoid * (T::ONE + g * (T::ONE - sigmoid));
+                    dgate_up[i + j] = d * g * sigmoid;
                 }
+                *of_row = float::dot(act, dact);
+                act.iter_mut().for_each(|a| *a = weight * *a);
             }
         },
     );
-    cpu.each(
-        t * k * h,
-        dweights.chunks_mut(rows).zip(place.chunks(rows)).enumerate(),
-        #[inline(always)]
-        |(i, (dweights, place))| {
-            for (j, (dw, &at)) in dweights.iter_mut().zip(place).enumerate() {
-                let t = (i * rows + j) / k;
-                let row = y.chunks(h.max(1)).nth(at as usize);
-                *dw = row.map_or(T::ZERO, |row| float::dot(row, &dout[t * h..][..h]));
-            }
-        },
-    );
+    for (dw, place) in dweights.iter_mut().zip(place) {
+        *dw = of_row.get(*place as usize).copied().unwrap_or(T::ZERO);
+    }
     Ok(())
 }

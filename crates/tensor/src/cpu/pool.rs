@@ -24,29 +24,27 @@ pub struct Pool {
 
 struct State {
     free: HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>,
-    /// Buffers of tensors; `reserved` also counts the free ones.
+    /// Elements of tensors; `reserved` counts whole buffers, the free ones too.
     usage: MemoryUse,
     /// What new buffers count as.
     purpose: Purpose,
-    /// The most that tensors held at one time.
+    /// Bytes of the buffers of tensors.
+    used: usize,
+    /// The most that they were at one time.
     most_used: usize,
 }
 
 impl Default for State {
     fn default() -> State {
         let usage = MemoryUse { capacity: physical_memory(), ..MemoryUse::default() };
-        State { free: HashMap::new(), usage, purpose: Purpose::Activations, most_used: 0 }
+        State { free: HashMap::new(), usage, purpose: Purpose::Activations, used: 0, most_used: 0 }
     }
 }
 
 impl State {
-    fn used(&self) -> usize {
-        self.usage.now.iter().sum()
-    }
-
     fn release(&mut self) {
         self.free.clear();
-        self.usage.reserved = self.used();
+        self.usage.reserved = self.used;
     }
 }
 
@@ -67,6 +65,15 @@ fn class(len: usize) -> usize {
 impl Pool {
     /// A buffer of `len` elements with unspecified (but initialised) contents; none when the system has no memory for it.
     pub fn take<T: Element>(self: &Arc<Pool>, len: usize) -> Option<Pooled<T>> {
+        self.counted(None, len)
+    }
+
+    /// As [`Pool::take`], for the scratch of a single operation.
+    pub fn take_scratch<T: Element>(self: &Arc<Pool>, len: usize) -> Option<Pooled<T>> {
+        self.counted(Some(Purpose::Workspace), len)
+    }
+
+    fn counted<T: Element>(self: &Arc<Pool>, purpose: Option<Purpose>, len: usize) -> Option<Pooled<T>> {
         if len == 0 {
             return Some(Pooled::unpooled(Vec::new()));
         }
@@ -86,9 +93,11 @@ impl Pool {
                 data
             }
         };
-        let purpose = state.purpose;
-        state.usage.take(purpose, bytes);
-        state.most_used = state.most_used.max(state.used());
+        let purpose = purpose.unwrap_or(state.purpose);
+        // What lies beyond the elements of a fresh buffer is never touched, so that the system has no memory behind it.
+        state.usage.take(purpose, len * size_of::<T>());
+        state.used += bytes;
+        state.most_used = state.most_used.max(state.used);
         // Never beyond the room made for it.
         let start = data.as_ptr().align_offset(ALIGNMENT).min(class - len);
         Some(Pooled { data, start, len, home: Arc::downgrade(self), purpose })
@@ -97,6 +106,11 @@ impl Pool {
     /// What buffers count as from here on. Returns what they counted as so far.
     pub fn account(&self, purpose: Purpose) -> Purpose {
         std::mem::replace(&mut self.lock().purpose, purpose)
+    }
+
+    /// What buffers count as.
+    pub fn purpose(&self) -> Purpose {
+        self.lock().purpose
     }
 
     /// Starts the peaks anew.
@@ -142,7 +156,8 @@ impl<T: Element> Drop for Pooled<T> {
             let data = std::mem::take(&mut self.data);
             let (key, bytes) = ((TypeId::of::<T>(), data.len()), data.len() * size_of::<T>());
             let mut state = pool.lock();
-            state.usage.give(self.purpose, bytes);
+            state.usage.give(self.purpose, self.len * size_of::<T>());
+            state.used -= bytes;
             state.free.entry(key).or_default().push(Box::new(data));
         }
     }
@@ -171,11 +186,12 @@ mod tests {
         let first = pool.take::<f32>(1000).unwrap();
         let address = first.as_ptr();
         assert_eq!(first.len(), 1000);
-        let held = pool.usage().now[Purpose::Activations as usize];
+        let held = pool.usage().reserved;
         assert!((4000..=4500).contains(&held), "{held}");
+        assert_eq!(pool.usage().now[Purpose::Activations as usize], 4000, "the elements, not their size class");
         drop(first);
         let usage = pool.usage();
-        assert_eq!((usage.now, usage.peak_total, usage.reserved, usage.growths), ([0; 6], held, held, 1));
+        assert_eq!((usage.now, usage.peak_total, usage.reserved, usage.growths), ([0; 6], 4000, held, 1));
         // A slightly different length shares the class; another type does not.
         assert_eq!(pool.take::<f32>(990).unwrap().as_ptr(), address);
         let other = pool.take::<i32>(1000).unwrap();
@@ -194,7 +210,7 @@ mod tests {
         assert_eq!(pool.account(Purpose::Optimizer), Purpose::Weights);
         let moments = pool.take::<f32>(8192).unwrap();
         let by = |usage: [usize; 6]| [Purpose::Weights, Purpose::Optimizer, Purpose::Activations].map(|p| usage[p as usize]);
-        let (small, large) = (4 * 4096 + ALIGNMENT, 4 * 8192 + ALIGNMENT);
+        let (small, large) = (4 * 4096, 4 * 8192);
         assert_eq!(by(pool.usage().now), [small, large, 0]);
         drop(weights);
         let peak = ([small, large, 0], small + large);

@@ -250,9 +250,19 @@ impl Ops for Traced {
         let call = if weights.is_some() { call.form("weighted") } else { call };
         self.run(call, |o| o.moe_combine(out.reborrow(), y, weights, place))
     }
-    fn moe_combine_grad(&self, mut dy: ViewMut, mut dweights: ViewMut, dout: View, y: View, weights: View, place: View) -> Result<()> {
-        let call = call("moe_combine_grad", y).read(dout).read(y).read(weights).read(place).write(&dy).write(&dweights);
-        self.run(call, |o| o.moe_combine_grad(dy.reborrow(), dweights.reborrow(), dout, y, weights, place))
+    fn moe_act_grad(
+        &self,
+        mut dgate_up: ViewMut,
+        mut act: ViewMut,
+        mut dweights: ViewMut,
+        dact: View,
+        gate_up: View,
+        weights: View,
+        place: View,
+    ) -> Result<()> {
+        let call = call("moe_act_grad", dact).read(dact).read(gate_up).read(weights).read(place);
+        let call = call.write(&dgate_up).write(&act).write(&dweights);
+        self.run(call, |o| o.moe_act_grad(dgate_up.reborrow(), act.reborrow(), dweights.reborrow(), dact, gate_up, weights, place))
     }
 
     fn cross_entropy(&self, mut losses: ViewMut, mut logits: ViewMut, targets: View, grad_weights: Option<View>) -> Result<()> {

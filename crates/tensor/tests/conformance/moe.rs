@@ -1,5 +1,6 @@
 //! Mixture of experts: routing, moving tokens, products per expert, balancing.
 
+use super::norm::swiglu_row;
 use super::{Bench, dense, inner, numeric_grad, plus};
 use temper_tensor::{Balance, Beta, GroupedGemm, RouterGrad};
 
@@ -134,7 +135,7 @@ pub fn dispatch(b: &mut Bench, t: usize, h: usize, e: usize, k: usize, here: std
         order.iter().flat_map(|&i| chosen[i / k * k..][..k].iter().map(|&c| c as f64)).collect()
     });
 
-    let (y, weights, dout) = (b.randn(&[rows, h], 1.0), b.stat_randn(&[t, k], 1.0), b.randn(&[t, h], 1.0));
+    let (y, weights) = (b.randn(&[rows, h], 1.0), b.stat_randn(&[t, k], 1.0));
     let row = |i: usize| if places[i] < rows { &y.host[places[i] * h..][..h] } else { &[][..] };
     let combined = |w: &[f64]| -> Vec<f64> {
         let element = |t: usize, j: usize| (0..k).map(|c| row(t * k + c).get(j).map_or(0.0, |y| w[t * k + c] * y)).sum();
@@ -145,13 +146,27 @@ pub fn dispatch(b: &mut Bench, t: usize, h: usize, e: usize, k: usize, here: std
     b.check("combined", &out, || combined(&weights.host));
     b.ops.moe_combine(out.view_mut(), y.view(), None, place.view()).unwrap();
     b.check("combined without weights", &out, || combined(&vec![1.0; t * k]));
-    let (mut dy, mut dw) = (b.output(&[rows, h]), b.stat_output(&[t, k]));
-    b.ops.moe_combine_grad(dy.view_mut(), dw.view_mut(), dout.view(), y.view(), weights.view(), place.view()).unwrap();
-    // The combination is linear in y and in the weights, so its gradient at any of them is its value at unit vectors.
-    b.check("dy", &dy, || {
-        order.iter().flat_map(|&i| (0..h).map(move |j| (i, j))).map(|(i, j)| weights.host[i] * dout.host[i / k * h + j]).collect()
+
+    // The gradients of sum_tk w[t, k] * <dact[r], swiglu(gate_up[r])>, r = place[t, k].
+    let (gate_up, dact) = (b.randn(&[rows, 2 * h], 1.0), b.randn(&[rows, h], 1.0));
+    let (mut dgate_up, mut act, mut dw) = (b.output(&[rows, 2 * h]), b.output(&[rows, h]), b.stat_output(&[t, k]));
+    let outs = (dgate_up.view_mut(), act.view_mut(), dw.view_mut());
+    b.ops.moe_act_grad(outs.0, outs.1, outs.2, dact.view(), gate_up.view(), weights.view(), place.view()).unwrap();
+    let acts: Vec<Vec<f64>> = gate_up.host.chunks(2 * h).map(swiglu_row).collect();
+    b.check("act", &act, || {
+        order.iter().zip(&acts).flat_map(|(&i, a)| a.iter().map(move |a| (i, a))).map(|(i, a)| weights.host[i] * a).collect()
     });
-    b.check("dweights", &dw, || (0..t * k).map(|i| row(i).iter().zip(&dout.host[i / k * h..]).map(|(a, b)| a * b).sum()).collect());
+    b.check("dweights", &dw, || {
+        let one = |i: usize| acts.get(places[i]).map_or(0.0, |a| inner(a, &dact.host[places[i] * h..][..h]));
+        (0..t * k).map(one).collect()
+    });
+    b.check_grad("dgate_up", &dgate_up, || {
+        let row = |(r, x): (usize, &[f64])| {
+            let loss = |x: &[f64]| weights.host[order[r]] * inner(&swiglu_row(x), &dact.host[r * h..][..h]);
+            numeric_grad(x, loss)
+        };
+        gate_up.host.chunks(2 * h).enumerate().flat_map(row).collect()
+    });
 }
 
 /// Which ranks the experts of a token lie on: `slices` ranks for every `per_rank` experts.

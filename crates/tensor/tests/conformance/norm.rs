@@ -43,7 +43,7 @@ pub fn rms_norm(b: &mut Bench, n: usize, h: usize) {
     });
 }
 
-fn swiglu_row(x: &[f64]) -> Vec<f64> {
+pub fn swiglu_row(x: &[f64]) -> Vec<f64> {
     let (gate, up) = x.split_at(x.len() / 2);
     gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
 }

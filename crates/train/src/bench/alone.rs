@@ -3,7 +3,11 @@
 //!
 //! Every other rank is taken to be like this one: what it would send is a copy of what this rank has.
 
-use std::{ops::Range, sync::Arc};
+use serde::Serialize;
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
 use temper_comm::{Comm, Error, Pending, Reduce, Result, World};
 use temper_tensor::{DType, Ops, View, ViewMut};
 
@@ -12,12 +16,49 @@ pub struct AloneWorld {
     ops: Arc<dyn Ops>,
     rank: usize,
     size: usize,
+    routed: Arc<Routed>,
+}
+
+/// Rows that came to this rank's experts, layer by layer, and what they were if all ranks of the group got as many.
+#[derive(Default)]
+pub struct Routed(Mutex<Vec<(u64, u64)>>);
+
+/// How many times their balanced share of rows a rank's experts got.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Skew {
+    /// Over all layers.
+    pub mean: f64,
+    /// In the layer that got the most.
+    pub most: f64,
+}
+
+impl Routed {
+    /// The skew so far; none when nothing was exchanged.
+    pub fn skew(&self) -> Option<Skew> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rows, balanced) = all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let share = |(rows, balanced): (u64, u64)| rows as f64 / balanced.max(1) as f64;
+        (balanced > 0).then(|| Skew { mean: share((rows, balanced)), most: all.iter().map(|one| share(*one)).fold(0.0, f64::max) })
+    }
+
+    /// Counts what a rank tells its group before rows are exchanged: borders between the rows for each of `size` ranks, then the rows
+    /// of each one's experts (`temper_model`'s `dispatch.rs`). Every other rank tells the same.
+    fn count(&self, counts: &[i32], rank: usize, size: usize) {
+        let Some(rows) = counts.get(size + 1..2 * size + 1) else { return };
+        let one = (size as u64 * rows[rank] as u64, rows.iter().map(|n| *n as u64).sum());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+    }
 }
 
 impl AloneWorld {
     /// Rank `rank` of `size`.
     pub fn new(ops: Arc<dyn Ops>, rank: usize, size: usize) -> AloneWorld {
-        AloneWorld { ops, rank, size }
+        AloneWorld { ops, rank, size, routed: Arc::default() }
+    }
+
+    /// What is counted of routed rows.
+    pub fn routed(&self) -> Arc<Routed> {
+        self.routed.clone()
     }
 }
 
@@ -33,7 +74,7 @@ impl World for AloneWorld {
     fn group(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Comm>> {
         let rank = members.iter().position(|r| *r == self.rank);
         let rank = rank.ok_or_else(|| Error::Transport(format!("rank {} is not in group {name} {members:?}", self.rank)))?;
-        Ok(Arc::new(Alone { ops: self.ops.clone(), rank, size: members.len() }))
+        Ok(Arc::new(Alone { ops: self.ops.clone(), rank, size: members.len(), routed: self.routed.clone() }))
     }
 }
 
@@ -42,6 +83,7 @@ struct Alone {
     ops: Arc<dyn Ops>,
     rank: usize,
     size: usize,
+    routed: Arc<Routed>,
 }
 
 impl Alone {
@@ -94,6 +136,10 @@ impl Comm for Alone {
     }
 
     fn all_gather<'a>(&self, out: ViewMut<'a>, x: View<'a>) -> Result<Pending<'a>> {
+        if x.dtype() == DType::I32 {
+            let counts = self.ops.to_host(x).map_err(failed)?;
+            self.routed.count(counts.as_slice::<i32>().unwrap_or_default(), self.rank, self.size);
+        }
         self.repeat(out, x)?;
         Ok(Pending::done())
     }
@@ -113,8 +159,15 @@ impl Comm for Alone {
         Ok(Pending::done())
     }
 
-    fn all_to_all<'a>(&self, out: ViewMut<'a>, _: &[usize], x: View<'a>, _: &[usize]) -> Result<Pending<'a>> {
-        self.repeat(out, x)?;
+    /// Every rank sends what this one sends to itself.
+    fn all_to_all<'a>(&self, out: ViewMut<'a>, receive: &[usize], x: View<'a>, send: &[usize]) -> Result<Pending<'a>> {
+        let start: usize = send[..self.rank].iter().sum();
+        let own = x.slice_rows(start..start + send[self.rank]);
+        let (mut out, mut end) = (out, 0);
+        for rows in receive {
+            self.repeat(out.reborrow().slice_rows(end..end + rows), own)?;
+            end += rows;
+        }
         Ok(Pending::done())
     }
 
@@ -133,5 +186,28 @@ impl Comm for Alone {
 
     fn barrier(&self) -> Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use temper_tensor::{Tensor, cpu::Cpu};
+
+    /// Rank 1 of 3 sends rows to each rank and gets its own rows from all.
+    #[test]
+    fn every_rank_sends_what_this_one_sends_to_itself() {
+        let world = AloneWorld::new(Arc::new(Cpu::new(1)), 1, 3);
+        let group = world.group("experts", &[0, 1, 2]).unwrap();
+        let x = Tensor::from_vec(vec![1f32, 2.0, 3.0, 4.0, 5.0], &[5, 1]);
+        let mut out = Tensor::from_vec(vec![0f32; 6], &[6, 1]);
+        group.all_to_all(out.view_mut(), &[2, 2, 2], x.view(), &[1, 2, 2]).unwrap().wait().unwrap();
+        assert_eq!(out.as_slice::<f32>().unwrap(), [2.0, 3.0, 2.0, 3.0, 2.0, 3.0]);
+        assert_eq!(world.routed().skew(), None);
+        // Borders, and rows of each rank's experts: 6 of 12 are this rank's, so that it gets 18 where 12 are balanced.
+        let counts = Tensor::from_vec(vec![0i32, 1, 3, 5, 2, 6, 4], &[7]);
+        let mut all = Tensor::from_vec(vec![0i32; 21], &[21]);
+        group.all_gather(all.view_mut(), counts.view()).unwrap().wait().unwrap();
+        assert_eq!(world.routed().skew(), Some(Skew { mean: 1.5, most: 1.5 }));
     }
 }

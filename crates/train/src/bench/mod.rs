@@ -10,8 +10,8 @@ mod report;
 pub use operations::{OperationRow, operations};
 pub use report::{Memory, PhaseTime, RankOf, Shape, Spread, StepReport, Work};
 
-use self::alone::AloneWorld;
-use crate::device::Device;
+pub use self::alone::Skew;
+use self::alone::{AloneWorld, Routed};
 use crate::layout::Layout;
 use crate::measure::Flops;
 use crate::precision::Precision;
@@ -20,18 +20,16 @@ use crate::step::Trainer;
 use crate::{Error, Result};
 use std::{sync::Arc, time::Instant};
 use temper_comm::World;
-use temper_config::{Arch, Config, Resolved};
+use temper_config::{Arch, Config, Device, Resolved};
 use temper_data::StepBatch;
-use temper_model::{Model, Portion, Ranks, declare};
-use temper_tensor::{DType, Level, Ops, Phase, Recording, Traced};
+use temper_model::{Portion, Ranks, declare};
+use temper_tensor::{Level, Ops, Phase, Recording, Traced};
 
 /// Most tokens of a step: what they are drawn into takes 16 bytes each on the host.
 const MOST_TOKENS: usize = 1 << 26;
 
 /// What is measured, beside the configuration.
 pub struct Options {
-    /// Layers to keep of the model; all when absent.
-    pub layers: Option<usize>,
     /// Tokens of a document; a sequence is packed with them (the last one shorter). One document per sequence when absent.
     pub doc_len: Option<usize>,
     /// Which part of the work is done here.
@@ -78,6 +76,7 @@ pub struct Bench {
     flops: Flops,
     shape: Shape,
     rank: Option<RankOf>,
+    routed: Arc<Routed>,
     /// Ranks that share the work of a step.
     world: f64,
     work: Work,
@@ -87,15 +86,16 @@ pub struct Bench {
 
 impl AsRank {
     /// The rank's groups, of which nobody else is there, and its part of the model.
-    fn place(&self, arch: &Arch, ops: Arc<dyn Ops>) -> Result<(Ranks, Portion)> {
+    fn place(&self, arch: &Arch, ops: Arc<dyn Ops>) -> Result<(Ranks, Portion, Arc<Routed>)> {
         let AsRank { rank, layout, .. } = self;
         let size = layout.axes.world();
         if *rank >= size {
             return Err(Error::Input(format!("--as-rank {rank}: the layout has ranks 0 to {}", size - 1)));
         }
-        let ranks = layout.ranks(&AloneWorld::new(ops, *rank, size), arch)?;
+        let world = AloneWorld::new(ops, *rank, size);
+        let ranks = layout.ranks(&world, arch)?;
         let portion = layout.portion(arch, &ranks)?;
-        Ok((ranks, portion))
+        Ok((ranks, portion, world.routed()))
     }
 }
 
@@ -103,24 +103,22 @@ impl Bench {
     /// Checks the sizes, allocates what a run allocates and draws weights and tokens.
     ///
     /// # Errors
-    /// Sizes that make no sense or cannot fit, before anything is allocated.
+    /// Sizes that make no sense, before anything is allocated.
     pub fn open(name: &str, arch: Arch, mut resolved: Resolved, options: &Options, ops: Arc<dyn Ops>) -> Result<Bench> {
-        let arch = cut(arch, options.layers)?;
         let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
         let work = work(config, options, precision)?;
         let traced = Arc::new(Traced::new(ops.clone()));
-        let (ranks, portion) = match &options.place {
-            Placed::Whole => (Ranks::single().clone(), Portion::whole(&arch)),
+        let (ranks, portion, routed) = match &options.place {
+            Placed::Whole => (Ranks::single().clone(), Portion::whole(&arch), Arc::default()),
             Placed::Alone(as_rank) => as_rank.place(&arch, traced.clone())?,
             Placed::Among { layout, world, .. } => {
                 let ranks = layout.ranks(&**world, &arch)?;
                 let portion = layout.portion(&arch, &ranks)?;
-                (ranks, portion)
+                (ranks, portion, Arc::default())
             }
         };
         let model = setup::network(config, &arch, &portion, precision, &*ops)?;
-        must_fit(&model, &work, precision, &ranks, &*ops)?;
         let batch = input::batch(&work, arch.vocab, config.train.seed, ranks.mesh.axes.dp);
         setup::announce_attention(&*ops, &portion.seat.arch(&arch)?, precision, &batch);
         let world = ranks.mesh.axes.world();
@@ -133,6 +131,7 @@ impl Bench {
             flops: Flops::new(&arch, &declare(&arch), &traced.name()),
             shape: Shape::new(name, &arch),
             rank: RankOf::new(&options.place, &trainer.model.params),
+            routed,
             world: world as f64,
             started: options.started,
             startup_s: options.started.elapsed().as_secs_f64(),
@@ -173,7 +172,7 @@ impl Bench {
         Ok(StepReport {
             backend: self.traced.name(),
             model: self.shape.clone(),
-            rank: self.rank.clone(),
+            rank: self.rank.clone().map(|rank| RankOf { skew: self.routed.skew(), ..rank }),
             work: self.work.clone(),
             startup_s: self.startup_s,
             to_first_step_s: to_first_step_s.unwrap_or(0.0),
@@ -205,9 +204,9 @@ impl Bench {
         self.rank.as_ref().is_none_or(|rank| rank.alone || rank.rank == 0)
     }
 
-    /// What the device can do, where it is known.
-    pub fn device(&self) -> Option<Device> {
-        self.device
+    /// The data sheet of the device, where it is known.
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
     }
 
     /// Shape and batch.
@@ -224,8 +223,11 @@ impl Bench {
     }
 }
 
-/// The architecture with its first `layers` layers.
-fn cut(mut arch: Arch, layers: Option<usize>) -> Result<Arch> {
+/// The architecture with its first `layers` layers; all when absent.
+///
+/// # Errors
+/// When it does not have so many.
+pub fn cut(mut arch: Arch, layers: Option<usize>) -> Result<Arch> {
     let Some(layers) = layers else { return Ok(arch) };
     if layers == 0 || layers > arch.layers {
         return Err(Error::Input(format!("--layers {layers}: the model has {} layers; give 1 to {}", arch.layers, arch.layers)));
@@ -237,7 +239,11 @@ fn cut(mut arch: Arch, layers: Option<usize>) -> Result<Arch> {
     Ok(arch)
 }
 
-fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work> {
+/// Tokens of a document of a benchmark: as asked, else of a whole sequence.
+///
+/// # Errors
+/// More tokens a step than a benchmark takes, or documents that do not fit a sequence.
+pub fn document(config: &Config, asked: Option<usize>) -> Result<usize> {
     let (seq_len, micro_batch) = (config.data.seq_len, config.train.micro_batch);
     let tokens = seq_len.saturating_mul(config.train.global_batch);
     if tokens > MOST_TOKENS || seq_len.saturating_mul(micro_batch) > MOST_TOKENS {
@@ -246,51 +252,25 @@ fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work
             config.train.global_batch
         )));
     }
-    let doc_len = options.doc_len.unwrap_or(seq_len);
-    if doc_len == 0 || doc_len > seq_len {
-        return Err(Error::Input(format!("--doc-len {doc_len}: a document has 1 to {seq_len} tokens (--seq)")));
+    match asked.unwrap_or(seq_len) {
+        length if (1..=seq_len).contains(&length) => Ok(length),
+        length => Err(Error::Input(format!("--doc-len {length}: a document has 1 to {seq_len} tokens (--seq)"))),
     }
+}
+
+fn work(config: &Config, options: &Options, precision: Precision) -> Result<Work> {
+    let (seq_len, micro_batch) = (config.data.seq_len, config.train.micro_batch);
+    let doc_len = document(config, options.doc_len)?;
     Ok(Work {
         seq_len,
         micro_batch,
         accumulate: config.train.global_batch / micro_batch,
         doc_len,
-        tokens,
+        tokens: seq_len * config.train.global_batch,
         recompute: config.memory.recompute,
         dtype: precision.weights.name(),
         grads: precision.grads.name(),
         moments: precision.moments.name(),
         offload_optimizer: precision.offload,
     })
-}
-
-/// Refuses what cannot fit: weights, gradients and optimizer state, which are known to the byte, and the input of every layer.
-fn must_fit(model: &Model, work: &Work, precision: Precision, ranks: &Ranks, ops: &dyn Ops) -> Result<()> {
-    let capacity = ops.memory().map_or(0, |m| m.capacity);
-    let mesh = &ranks.mesh;
-    let count = |experts| model.params.iter().filter(|p| p.shard.is_expert() == experts).map(|p| p.numel() as u128).sum::<u128>();
-    let (shared, experts) = (count(false), count(true));
-    let params = shared + experts;
-    let states = shared / mesh.dp.size() as u128 + experts / mesh.expert_dp.size() as u128;
-    let remainder = if precision.weights == DType::BF16 { 2 } else { 0 };
-    let optimizer = if precision.offload && ops.on_device() { 0 } else { remainder + 2 * precision.moments.size() };
-    let each = precision.weights.size() + precision.grads.size() + optimizer;
-    let shares = (mesh.axes.cp * if ranks.sequence { mesh.axes.tp } else { 1 }) as u128;
-    let kept =
-        (work.seq_len * work.micro_batch) as u128 / shares * (model.arch.hidden * precision.weights.size() * model.layers.len()) as u128;
-    let standing = params * (precision.weights.size() + precision.grads.size()) as u128 + states * optimizer as u128;
-    let needed = standing + kept;
-    if capacity > 0 && needed > capacity as u128 {
-        let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
-        let smaller = if ops.on_device() { ", set --grads and --moments to bf16, or --set memory.offload_optimizer=true" } else { "" };
-        return Err(Error::Input(format!(
-            "{} has {:.1} GiB, but {:.2}e9 parameters with what training adds ({each} bytes each) and the inputs of {} layers take at least {:.1} GiB. Lower --layers, --seq or --micro-batch{smaller}",
-            ops.name(),
-            gib(capacity as u128),
-            params as f64 / 1e9,
-            model.layers.len(),
-            gib(needed)
-        )));
-    }
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! What a benchmark of the step tells.
 
-use super::Placed;
+use super::{Placed, Skew};
 use serde::{Serialize, Serializer};
 use temper_config::{Arch, Recompute};
 use temper_model::{
@@ -44,6 +44,9 @@ pub struct RankOf {
     pub alone: bool,
     /// Parameters it holds.
     pub params: u64,
+    /// How many times its balanced share of rows its experts got, where the other ranks are not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skew: Option<Skew>,
 }
 
 impl RankOf {
@@ -51,8 +54,10 @@ impl RankOf {
         let params = params.iter().map(|p| p.numel() as u64).sum();
         match place {
             Placed::Whole => None,
-            Placed::Alone(one) => Some(RankOf { rank: one.rank, layout: one.name.clone(), alone: true, params }),
-            Placed::Among { name, world, .. } => Some(RankOf { rank: world.rank(), layout: name.clone(), alone: false, params }),
+            Placed::Alone(one) => Some(RankOf { rank: one.rank, layout: one.name.clone(), alone: true, params, skew: None }),
+            Placed::Among { name, world, .. } => {
+                Some(RankOf { rank: world.rank(), layout: name.clone(), alone: false, params, skew: None })
+            }
         }
     }
 }
@@ -119,6 +124,8 @@ pub struct Memory {
     pub peak: Vec<(&'static str, usize)>,
     /// Most in use altogether.
     pub peak_total: usize,
+    /// Most in use by tensors: all but the scratch of single operations and communication.
+    pub peak_tensors: usize,
     /// Taken from the device.
     pub reserved: usize,
     /// All there is; 0 where unknown.
@@ -138,6 +145,7 @@ impl Memory {
         Memory {
             peak: Purpose::ALL.iter().zip(use_.peak).filter(|(_, bytes)| *bytes > 0).map(|(p, bytes)| (p.name(), bytes)).collect(),
             peak_total: use_.peak_total,
+            peak_tensors: use_.peak_tensors,
             reserved: use_.reserved,
             capacity: use_.capacity,
             growths: use_.growths,

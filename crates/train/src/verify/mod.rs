@@ -106,38 +106,29 @@ impl Subject<'_> {
     /// Asks every rank of a layout. Also returns notices of the loader.
     fn ask(&self, layout: &Layout, arch: &Arch, questions: &Questions) -> Result<(Answers, Vec<String>)> {
         let whole = declare(arch);
+        let weights = WeightsFolder::open(self.folder)?;
+        let notices = weights.check(&whole)?.into_iter().chain(arch.notices.iter().cloned());
         let sheet = Sheet::new(&whole);
-        let results = team::team(layout, |world| {
-            let (mut trainer, notices) = self.trainer(layout, arch, questions, world)?;
-            Ok((examine(&mut trainer, questions, &sheet)?, notices))
+        let told = team::team(layout, |world| {
+            let mut trainer = self.trainer(layout, arch, questions, world)?;
+            trainer.fill(false, &|slots| weights.read(slots))?;
+            examine(&mut trainer, questions, &sheet)
         })?;
-        let (told, notices): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-        Ok((Answers::new(&told, sheet), of_all(notices).chain(arch.notices.iter().cloned()).collect()))
+        Ok((Answers::new(&told, sheet), notices.collect()))
     }
 
-    /// A rank's part of the model, with weights read from the folder.
-    fn trainer(&self, layout: &Layout, arch: &Arch, questions: &Questions, world: &dyn World) -> Result<(Trainer, Vec<String>)> {
+    /// A rank's part of the model, its weights to be filled.
+    fn trainer(&self, layout: &Layout, arch: &Arch, questions: &Questions, world: &dyn World) -> Result<Trainer> {
         let ops = self.ops.clone();
         let ranks = layout.ranks(world, arch)?;
         let model = Model::part(arch, &layout.portion(arch, &ranks)?)?;
-        let (tensors, notices) = WeightsFolder::open(self.folder)?.load(&model.params, DType::F32)?;
         let rope = RopeTables::new(&*ops, arch, questions.longest(), self.dtype)?;
         let [balance, z_coef] = questions.aux;
         let balance = arch.moe.as_ref().map(|_| (Balance::Hf, balance));
         let settings = Settings { reduction: LossReduction::Token, balance, z_coef, recompute: self.recompute };
         let precision = Precision { weights: self.dtype, grads: DType::F32, moments: DType::F32, offload: false };
-        let mut trainer = allocate(model, ranks, precision, questions.adamw, settings, rope, ops)?;
-        trainer.set_weights(tensors)?;
-        Ok((trainer, notices))
+        allocate(model, ranks, precision, questions.adamw, settings, rope, ops)
     }
-}
-
-/// What every rank was told: what only some say is of their own part.
-fn of_all(notices: Vec<Vec<String>>) -> impl Iterator<Item = String> {
-    let mut ranks = notices.into_iter();
-    let first = ranks.next().unwrap_or_default();
-    let others: Vec<_> = ranks.collect();
-    first.into_iter().filter(move |notice| others.iter().all(|rank| rank.contains(notice)))
 }
 
 /// Compares everything that the reference has.

@@ -5,10 +5,36 @@ use crate::{
     Class, Error, Result,
     store::{Store, manifest::verify_share},
 };
-use std::path::PathBuf;
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 use temper_comm::Comm;
 
 impl Store {
+    /// Makes sure that all ranks see one run folder. Where rank 0 has none there is nothing to see yet.
+    ///
+    /// # Errors
+    /// The same on all ranks: [`Error::Bad`] of the rank that sees another folder or none; that rank 0 cannot write in it.
+    pub fn assure_shared(&self, comm: &dyn Comm) -> Result<()> {
+        let lead = comm.rank() == 0;
+        let token = format!("{PROBE}{}", std::process::id());
+        let (_, name) = agree(comm, |_| Ok(((), if lead && self.run_dir.is_dir() { self.put_probe(token)? } else { String::new() })))?;
+        if name.is_empty() {
+            return Ok(());
+        }
+        let probe = self.run_dir.join(name);
+        let seen = agree(comm, |_| if sees(&probe) { Ok(((), String::new())) } else { Err(unshared(&self.run_dir)) });
+        if lead {
+            self.disk.remove(&probe)?;
+        }
+        seen.map(|_| ())
+    }
+
+    fn put_probe(&self, name: String) -> Result<String> {
+        self.disk.write(&self.run_dir.join(&name), &[]).map(|_| name)
+    }
+
     /// Opens the newest checkpoint that is whole and has every rank read its part of it with `read`. When a rank finds damage, all
     /// go on to the next older one and `read` is called again. Returns what `read` gave, the checkpoint, and notices about
     /// those passed over; `None` when the run has no checkpoint at all. Nothing is deleted.
@@ -53,7 +79,7 @@ impl Store {
     /// The checkpoint of a step, read by every rank with `read`.
     ///
     /// # Errors
-    /// The same on all ranks, as [`Store::load`].
+    /// The same on all ranks: [`Error::Bad`] when there is none or it does not fit, [`Error::NotWhole`] when it is damaged.
     pub fn resume_step<T>(&self, comm: &dyn Comm, step: usize, mut read: impl FnMut(&Checkpoint) -> Result<T>) -> Result<(T, Checkpoint)> {
         agree(comm, |_| if comm.rank() == 0 { Ok(((), self.ensure_step(step).map(|_| String::new())?)) } else { Ok(((), String::new())) })?;
         self.read_together(comm, self.step_dir(step), &mut read)
@@ -78,6 +104,29 @@ impl Store {
         })?;
         Ok(found)
     }
+}
+
+/// How long a file of another host may take to be seen: network file systems remember for some seconds what was not there.
+const SEEN: Duration = Duration::from_secs(5);
+const GLANCE: Duration = Duration::from_millis(20);
+/// Name of the file that rank 0 makes for the others to see.
+const PROBE: &str = ".shared-";
+
+fn sees(path: &Path) -> bool {
+    let since = Instant::now();
+    loop {
+        match path.exists() {
+            false if since.elapsed() < SEEN => std::thread::sleep(GLANCE),
+            found => return found,
+        }
+    }
+}
+
+/// The error of a rank that does not see what rank 0 has made in a folder.
+pub(super) fn unshared(dir: &Path) -> Error {
+    let message =
+        "rank 0 made this folder and this rank does not see it: the run folder (log.dir) must lie on a file system that all hosts share";
+    Error::bad(dir, message)
 }
 
 /// Rank 0's word when there is no checkpoint.

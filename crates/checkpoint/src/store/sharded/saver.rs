@@ -59,8 +59,8 @@ pub struct Saver {
 }
 
 struct Running {
-    thread: JoinHandle<Result<Saved>>,
-    since: Instant,
+    /// Gives also how long it took.
+    thread: JoinHandle<(Result<Saved>, Duration)>,
     paused: Duration,
 }
 
@@ -98,9 +98,9 @@ impl Saver {
         let declared = if self.comm.rank() == 0 { cover::declared(whole) } else { Vec::new() };
         let (packer, intake) = line(&self.pool, self.comm.rank());
         let task = Task { store: self.store.clone(), comm: self.comm.clone(), step, declared, state, sidecar };
-        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || task.run(intake));
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || (task.run(intake), since.elapsed()));
         let thread = thread.map_err(Error::io("start a thread for", &self.store.step_dir(step)))?;
-        self.running = Some(Running { thread, since, paused: Duration::ZERO });
+        self.running = Some(Running { thread, paused: Duration::ZERO });
         Ok(Snapshot { saver: self, packer, since })
     }
 
@@ -109,16 +109,16 @@ impl Saver {
     /// # Errors
     /// The first failure of any rank. Earlier checkpoints are as they were.
     pub fn wait(&mut self) -> Result<Option<Committed>> {
-        let Some(Running { thread, since, paused }) = self.running.take() else { return Ok(None) };
+        let Some(Running { thread, paused }) = self.running.take() else { return Ok(None) };
         let panicked =
             || Error::OfRank { rank: self.comm.rank(), class: Class::Failed, message: "the saving thread panicked; see its log".into() };
-        let result = thread.join().unwrap_or_else(|_| Err(panicked()));
+        let (result, took) = thread.join().unwrap_or_else(|_| (Err(panicked()), Duration::ZERO));
         if let Err(e) = &result
             && e.class() == Class::Lost
         {
             self.broken = Some(e.to_string());
         }
-        Ok(Some(Committed { saved: result?, paused, took: since.elapsed() }))
+        Ok(Some(Committed { saved: result?, paused, took }))
     }
 
     /// As [`Saver::wait`] when the save under way is done; `None` at once when it is not.

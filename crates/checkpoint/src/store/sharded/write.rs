@@ -6,6 +6,7 @@ use super::{
     data_name,
     packing::{Intake, Packed},
     record::Record,
+    resume::unshared,
 };
 use crate::{Error, Result, disk::Disk};
 use std::{
@@ -71,8 +72,7 @@ pub(crate) struct Author {
 pub(crate) fn write_rank(disk: &Disk, dir: &Path, author: Author, intake: &Intake, stop: &Stop) -> Result<()> {
     let Author { step, rank, ranks } = author;
     if !dir.is_dir() {
-        let message = "rank 0 made this folder and this rank does not see it: the run folder (log.dir) must lie on a file system that all hosts share";
-        return Err(Error::bad(dir, message));
+        return Err(unshared(dir));
     }
     let mut out = Blocks::create(disk, dir.join(data_name(rank)))?;
     let fragments = loop {
