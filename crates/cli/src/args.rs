@@ -323,7 +323,7 @@ pub struct Verify {
     #[arg(long, required_unless_present = "layout")]
     pub golden: Option<PathBuf>,
     /// Run on several ranks, which are threads on the processor, e.g. tp=2,pp=2,ep=2; without golden values the layout is compared with
-    /// one rank. Keys: tp, pp, vpp, ep, etp, cp, dp, split, recompute, sp=off.
+    /// one rank. Keys: tp, pp, vpp, ep, etp, cp, dp, split, sequence, recompute.
     #[arg(long, value_name = "KEY=N,...")]
     pub layout: Option<String>,
     /// Type of weights and activations; bf16 only on a GPU, with a --tol of about 3e-2.

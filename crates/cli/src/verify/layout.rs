@@ -5,8 +5,7 @@ use crate::layout::{NEAREST, refusal};
 use std::path::Path;
 use temper_comm::Axes;
 use temper_config::devices;
-use temper_model::Recompute;
-use temper_planner::{Cluster, Job, LayoutRequest, Network, check, nearest};
+use temper_planner::{Cluster, Job, LayoutRequest, Network, Recompute, check, nearest};
 use temper_train::layout::Layout;
 
 /// Ranks that threads of one process may be.
@@ -19,7 +18,6 @@ pub struct Wanted {
     /// What the forward pass keeps.
     pub recompute: Recompute,
     plan: temper_planner::Layout,
-    sequence: bool,
 }
 
 impl Wanted {
@@ -29,12 +27,10 @@ impl Wanted {
     /// # Errors
     /// Says which key is wrong, or which constraint of the model the layout breaks, with the nearest that do not.
     pub fn of(text: Option<&str>, folder: &Path) -> anyhow::Result<Wanted> {
-        let asked = text.is_some();
-        let (text, sequence) = sequence(text.unwrap_or_default())?;
-        let request = LayoutRequest::parse(&text, "--layout")?;
+        let request = LayoutRequest::parse(text.unwrap_or_default(), "--layout")?;
         for (key, given) in [("mb", request.micro_batch.is_some()), ("offload", request.offload.is_some())] {
             if given {
-                return Err(BadInput(format!("--layout: {key} says nothing about where values come from: leave it out")).into());
+                return Err(BadInput(format!("--layout: {key} changes nothing that is compared: leave it out")).into());
             }
         }
         let one = |n: Option<usize>| n.unwrap_or(1);
@@ -45,35 +41,18 @@ impl Wanted {
             let found = format!("--layout: {} ranks; as threads of one process there may be {MOST_RANKS}", plan.world());
             return Err(BadInput(format!("{found}. Take a smaller layout of the same kinds")).into());
         }
-        if asked {
+        if text.is_some() {
             fits(&plan, folder)?;
         }
         let axes = Axes { tp: plan.tp, cp: plan.cp, dp: plan.dp, pp: plan.pp, ep: plan.ep, etp: plan.etp };
-        let layout = Layout { axes, sequence: sequence && plan.tp > 1, vpp: plan.vpp, split: plan.split.clone() };
-        Ok(Wanted { layout, recompute: plan.recompute, plan, sequence })
+        let layout = Layout { axes, sequence: plan.sequence && plan.tp > 1, vpp: plan.vpp, split: plan.split.clone() };
+        Ok(Wanted { layout, recompute: plan.recompute, plan })
     }
 
     /// As `--layout` takes it, with what was added.
     pub fn told(&self) -> String {
-        let text = words(&self.plan);
-        if self.sequence { text } else { format!("{text},sp=off") }
+        words(&self.plan)
     }
-}
-
-/// Takes `sp=on|off` out of a layout's text: without it tensor ranks divide the tokens too.
-fn sequence(text: &str) -> anyhow::Result<(String, bool)> {
-    let is_sp = |part: &&str| part.trim().split('=').next().is_some_and(|key| key.trim() == "sp");
-    let (sp, others): (Vec<&str>, Vec<&str>) = text.split(',').partition(is_sp);
-    let on = match sp[..] {
-        [] => true,
-        [one] => match one.split_once('=').map(|(_, value)| value.trim()) {
-            Some("on") => true,
-            Some("off") => false,
-            _ => return Err(BadInput(format!("--layout: {}: give sp=on or sp=off", one.trim())).into()),
-        },
-        _ => return Err(BadInput("--layout: sp is given twice. Give it once".into()).into()),
-    };
-    Ok((others.join(","), on))
 }
 
 /// Whether the model can be divided so: the constraints of `temper plan`, but for those of a batch, which fits any layout here.

@@ -16,7 +16,7 @@ fn every_architecture_over_ranks_equals_its_golden_values_and_one_rank() {
         let layout = match name {
             "qwen3_moe" => "tp=2,pp=2,ep=2,split=1/2",
             "qwen3_moe_sparse_step" => "tp=2,pp=2,vpp=2,ep=2,dp=2,recompute=full",
-            "qwen3_dense" => "tp=2,cp=2,pp=3,sp=off",
+            "qwen3_dense" => "tp=2,cp=2,pp=3,sequence=false",
             _ => "tp=4,pp=2,dp=2",
         };
         let golden = fixture(name).join("golden.safetensors");
@@ -67,7 +67,7 @@ fn layouts_that_do_not_fit_are_refused_with_a_remedy() {
         ("qwen3_moe", "vpp=3", &["vpp 3 without a pipeline"]),
         ("qwen3_moe", "dp=2000", &["2000 ranks", "1024"]),
         ("qwen3_moe", "tp=2,tp=2", &["tp", "given twice"]),
-        ("qwen3_moe", "sp=maybe", &["sp=on or sp=off"]),
+        ("qwen3_moe", "sequence=off", &["sequence", "true or false"]),
         ("qwen3_moe", "zp=2", &["zp", "unknown"]),
         ("qwen3_moe", "mb=2", &["mb"]),
     ] {

@@ -87,16 +87,20 @@ struct Alone {
 }
 
 impl Alone {
-    /// `out = x` over and over, whatever their lengths.
+    /// `out = x` over and over, whatever their lengths. What is there is copied, so that few calls do: a device would wait for the host.
     fn repeat(&self, out: ViewMut, x: View) -> Result<()> {
         let (len, n) = (out.numel(), x.numel());
-        let (mut out, x) = (out.reshape(&[len]), x.reshape(&[n]));
+        let mut out = out.reshape(&[len]);
         if n == 0 {
             return self.quiet(out);
         }
-        for start in (0..len).step_by(n) {
-            let count = n.min(len - start);
-            self.copy(out.reborrow().slice_rows(start..start + count), x.slice_rows(0..count))?;
+        let mut done = n.min(len);
+        self.copy(out.reborrow().slice_rows(0..done), x.reshape(&[n]).slice_rows(0..done))?;
+        while done < len {
+            let more = done.min(len - done);
+            let (before, after) = out.reborrow().split_rows(done);
+            self.copy(after.slice_rows(0..more), before.as_view().slice_rows(0..more))?;
+            done += more;
         }
         Ok(())
     }
@@ -160,14 +164,9 @@ impl Comm for Alone {
     }
 
     /// Every rank sends what this one sends to itself.
-    fn all_to_all<'a>(&self, out: ViewMut<'a>, receive: &[usize], x: View<'a>, send: &[usize]) -> Result<Pending<'a>> {
+    fn all_to_all<'a>(&self, out: ViewMut<'a>, _: &[usize], x: View<'a>, send: &[usize]) -> Result<Pending<'a>> {
         let start: usize = send[..self.rank].iter().sum();
-        let own = x.slice_rows(start..start + send[self.rank]);
-        let (mut out, mut end) = (out, 0);
-        for rows in receive {
-            self.repeat(out.reborrow().slice_rows(end..end + rows), own)?;
-            end += rows;
-        }
+        self.repeat(out, x.slice_rows(start..start + send[self.rank]))?;
         Ok(Pending::done())
     }
 

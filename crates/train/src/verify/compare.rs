@@ -13,33 +13,33 @@ pub struct Item {
     pub values: usize,
 }
 
-/// Compares a tensor.
-pub(crate) fn compare(name: &str, got: &[f64], want: &[f64]) -> Item {
-    compare_within(name, got, want, &[])
-}
-
-/// As [`compare`]; of each difference only what exceeds its slack counts (no slack where the list is empty).
-pub(crate) fn compare_within(name: &str, got: &[f64], want: &[f64], slack: &[f64]) -> Item {
+/// Compares a tensor; of each difference only what exceeds its slack counts (no slack where the list is empty).
+pub(crate) fn compare(name: &str, got: &[f64], want: &[f64], slack: &[f64]) -> Item {
     if got.len() != want.len() {
         let name = format!("{name} ({} values, {} wanted)", got.len(), want.len());
         return Item { name, error: f64::INFINITY, values: got.len() };
     }
     let largest = want.iter().fold(0f64, |m, v| m.max(v.abs()));
     let slack = slack.iter().copied().chain(std::iter::repeat(0.0));
-    // `max` would swallow a NaN.
-    let beyond = |d: f64, s: f64| if d > s || d.is_nan() { d - s } else { 0.0 };
     let difference = largest_of(got.iter().zip(want).zip(slack).map(|((g, w), s)| beyond((g - w).abs(), s)));
     Item { name: name.into(), error: if largest > 0.0 { difference / largest } else { difference }, values: want.len() }
 }
 
-/// Compares a list of scalars, each by itself.
-pub(crate) fn compare_scalars(name: &str, got: &[f64], want: &[f64]) -> Item {
+/// Compares a list of scalars, each by itself and beyond its slack.
+pub(crate) fn compare_scalars(name: &str, got: &[f64], want: &[f64], slack: &[f64]) -> Item {
+    let slack = slack.iter().copied().chain(std::iter::repeat(0.0));
     let error = if got.len() == want.len() {
-        largest_of(got.iter().zip(want).map(|(g, w)| (g - w).abs() / w.abs().max(f64::MIN_POSITIVE)))
+        let beyond = |((g, w), s): ((&f64, &f64), f64)| beyond((g - w).abs(), s) / w.abs().max(f64::MIN_POSITIVE);
+        largest_of(got.iter().zip(want).zip(slack).map(beyond))
     } else {
         f64::INFINITY
     };
     Item { name: name.into(), error, values: want.len() }
+}
+
+/// What of a difference exceeds its slack; `max` would swallow a NaN.
+fn beyond(difference: f64, slack: f64) -> f64 {
+    if difference > slack || difference.is_nan() { difference - slack } else { 0.0 }
 }
 
 /// The largest value; NaN if any is.

@@ -25,7 +25,7 @@ use crate::layout::Layout;
 use crate::precision::Precision;
 use crate::setup::allocate;
 use crate::step::{Settings, Trainer};
-use compare::{compare, compare_scalars, compare_within};
+use compare::{compare, compare_scalars};
 use examine::{Answers, Sheet, examine};
 use gathered::Gathered;
 use golden::Golden;
@@ -78,7 +78,7 @@ impl Subject<'_> {
         let arch = Arch::from_folder(self.folder)?;
         let golden = Golden::open(golden, arch.vocab)?;
         let questions = Questions::of(&golden, &arch, self.layout.axes);
-        let (answers, mut notices) = self.ask(&self.layout, &arch, &questions)?;
+        let (answers, mut notices) = self.ask(&self.layout, self.dtype, &arch, &questions)?;
         if arch.moe.is_some() && self.layout.axes.dp > 1 && questions.losses {
             notices.push(
                 "the load-balancing loss is one of a micro-batch, so the rows of the file stay one: the other replicas run fillers".into(),
@@ -96,48 +96,43 @@ impl Subject<'_> {
     pub fn against_one_rank(&self) -> Result<Report> {
         let arch = Arch::from_folder(self.folder)?;
         let questions = Questions::random(&arch, self.layout.axes);
-        let (one, notices) = self.ask(&Layout::single(), &arch, &questions)?;
-        let (many, _) = self.ask(&self.layout, &arch, &questions)?;
-        let mut report = Report { items: Vec::new(), notices };
-        compare_all(&OneRank::new(one, &arch), &many, &arch, &mut report)?;
+        let (one, notices) = self.ask(&Layout::single(), self.dtype, &arch, &questions)?;
+        let double = self.ops.dtypes().contains(&DType::F64);
+        let exact = double.then(|| self.ask(&Layout::single(), DType::F64, &arch, &questions)).transpose()?;
+        let (many, _) = self.ask(&self.layout, self.dtype, &arch, &questions)?;
+        let one = OneRank::new(one, exact.map(|(answers, _)| answers), &arch);
+        let mut report = Report { items: Vec::new(), notices: notices.into_iter().chain(one.told()).collect() };
+        compare_all(&one, &many, &arch, &mut report)?;
         Ok(report)
     }
 
     /// Asks every rank of a layout. Also returns notices of the loader.
-    fn ask(&self, layout: &Layout, arch: &Arch, questions: &Questions) -> Result<(Answers, Vec<String>)> {
+    fn ask(&self, layout: &Layout, dtype: DType, arch: &Arch, questions: &Questions) -> Result<(Answers, Vec<String>)> {
         let whole = declare(arch);
+        let weights = WeightsFolder::open(self.folder)?;
+        let notices = weights.check(&whole)?.into_iter().chain(arch.notices.iter().cloned());
         let sheet = Sheet::new(&whole);
-        let results = team::team(layout, |world| {
-            let (mut trainer, notices) = self.trainer(layout, arch, questions, world)?;
-            Ok((examine(&mut trainer, questions, &sheet)?, notices))
+        let told = team::team(layout, |world| {
+            let mut trainer = self.trainer((layout, dtype), arch, questions, world)?;
+            trainer.fill(false, &|slots| weights.read(slots))?;
+            examine(&mut trainer, questions, &sheet)
         })?;
-        let (told, notices): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-        Ok((Answers::new(&told, sheet), of_all(notices).chain(arch.notices.iter().cloned()).collect()))
+        Ok((Answers::new(&told, sheet), notices.collect()))
     }
 
-    /// A rank's part of the model, with weights read from the folder.
-    fn trainer(&self, layout: &Layout, arch: &Arch, questions: &Questions, world: &dyn World) -> Result<(Trainer, Vec<String>)> {
+    /// A rank's part of the model, its weights to be filled.
+    fn trainer(&self, (layout, dtype): (&Layout, DType), arch: &Arch, questions: &Questions, world: &dyn World) -> Result<Trainer> {
         let ops = self.ops.clone();
         let ranks = layout.ranks(world, arch)?;
         let model = Model::part(arch, &layout.portion(arch, &ranks)?)?;
-        let (tensors, notices) = WeightsFolder::open(self.folder)?.load(&model.params, DType::F32)?;
-        let rope = RopeTables::new(&*ops, arch, questions.longest(), self.dtype)?;
+        let rope = RopeTables::new(&*ops, arch, questions.longest(), dtype)?;
         let [balance, z_coef] = questions.aux;
         let balance = arch.moe.as_ref().map(|_| (Balance::Hf, balance));
         let settings = Settings { reduction: LossReduction::Token, balance, z_coef, recompute: self.recompute };
-        let precision = Precision { weights: self.dtype, grads: DType::F32, moments: DType::F32, offload: false };
-        let mut trainer = allocate(model, ranks, precision, questions.adamw, settings, rope, ops)?;
-        trainer.set_weights(tensors)?;
-        Ok((trainer, notices))
+        let sums = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let precision = Precision { weights: dtype, grads: sums, moments: sums, offload: false };
+        allocate(model, ranks, precision, questions.adamw, settings, rope, ops)
     }
-}
-
-/// What every rank was told: what only some say is of their own part.
-fn of_all(notices: Vec<Vec<String>>) -> impl Iterator<Item = String> {
-    let mut ranks = notices.into_iter();
-    let first = ranks.next().unwrap_or_default();
-    let others: Vec<_> = ranks.collect();
-    first.into_iter().filter(move |notice| others.iter().all(|rank| rank.contains(notice)))
 }
 
 /// Compares everything that the reference has.
@@ -146,7 +141,7 @@ fn compare_all(reference: &dyn Reference, answers: &Answers, arch: &Arch, report
     let scalar = |value: Option<f64>| value.map(|v| vec![v]);
     for (name, got) in [("logits", answers.logits.clone()), ("loss", scalar(answers.loss)), ("aux_loss", scalar(answers.aux_loss))] {
         if let (Some(got), Some(want)) = (got, reference.floats(name)?) {
-            report.items.push(compare(name, &got, &want));
+            report.items.push(compare(name, &got, &want, &reference.rounding(name)?));
         }
     }
     if answers.loss.is_some() {
@@ -155,7 +150,7 @@ fn compare_all(reference: &dyn Reference, answers: &Answers, arch: &Arch, report
     if !answers.step_loss.is_empty() {
         for (name, got) in [("step_loss", &answers.step_loss), ("step_grad_norm", &answers.step_norm)] {
             if let Some(want) = reference.floats(name)? {
-                report.items.push(compare_scalars(name, got, &want));
+                report.items.push(compare_scalars(name, got, &want, &reference.rounding(name)?));
             }
         }
         compare_named(reference, &names, ("trained/", &answers.trained, Some(&answers.slack)), report)?;
@@ -183,10 +178,12 @@ fn compare_named(
         };
         let Some(want) = reference.floats(key)? else { continue };
         let of = |from: &Gathered| from.get(place.id, place.range.clone()).unwrap_or_default();
-        let (got, slack) = (of(values), slack.map(of).unwrap_or_default());
-        report.items.push(compare_within(key, &got, &want, &slack));
+        let rounding = reference.rounding(key)?;
+        // Measured, it needs no bound.
+        let bound = slack.filter(|_| rounding.is_empty()).map(of).unwrap_or_default();
+        report.items.push(compare(key, &of(values), &want, if bound.is_empty() { &rounding } else { &bound }));
         let largest = want.iter().fold(0f64, |m, v| m.max(v.abs()));
-        loose += slack.iter().filter(|s| **s > 1e-4 * largest).count();
+        loose += bound.iter().filter(|s| **s > 1e-4 * largest).count();
         total += want.len();
     }
     if loose > 0 {

@@ -19,8 +19,8 @@ const GOLDEN_LR: f64 = 1e-2;
 const ADAMW: AdamWConfig = AdamWConfig { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, clip: 1.0 };
 /// Coefficients of the auxiliary losses, whatever the model's own.
 const LAYOUT_AUX: [f64; 2] = [1e-2, 1e-3];
-/// Learning rate of steps that only compare layouts.
-const LAYOUT_LR: f64 = 1e-3;
+/// Learning rate of steps that only compare layouts: what a trained model bears without warm-up, or steps would enlarge every rounding.
+const LAYOUT_LR: f64 = 1e-5;
 /// Document lengths of random tokens, over and over: single tokens, packing, and micro-batches that no number of ranks divides.
 const LENGTHS: [&[usize]; 4] = [&[13, 1, 9], &[29], &[6, 17, 4], &[22, 3]];
 

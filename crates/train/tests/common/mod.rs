@@ -304,7 +304,8 @@ fn noise(single: &[f64], exact: &[f64]) -> f64 {
 
 /// Compares a layout with one rank; says what differs first.
 pub fn agree(job: &Job, one: &One, layout: &Layout) -> Result<(), String> {
-    if one.rounding > 2e-5 {
+    // It grows with the layers: thirty reach 2e-5.
+    if one.rounding > 5e-5 {
         return Err(format!("one rank's own gradients are off by {:e}: such a model shows nothing", one.rounding));
     }
     let many = job.train(layout);
