@@ -59,7 +59,7 @@ fn layouts_that_do_not_fit_are_refused_with_a_remedy() {
         ("qwen3_dense", "tp=3", &["tp 3 does not divide 4 attention heads", "Take tp among 1, 2, 4"][..]),
         ("qwen3_dense", "pp=2", &["3 layers do not divide over pp 2", "split=2/1"]),
         ("qwen3_dense", "pp=2,split=2/2", &["split"]),
-        ("qwen3_dense", "pp=4", &["4 stages for 3 layers", "nearest legal layouts:"]),
+        ("qwen3_dense", "pp=4", &["pp 4 x vpp 1 stages for 3 layers", "nearest legal layouts:"]),
         ("qwen3_dense", "ep=2", &["has no experts", "Take ep=1"]),
         ("qwen3_moe", "ep=3", &["ep 3 does not divide 8 experts"]),
         ("qwen3_moe", "etp=3", &["etp 3 does not divide the width 32"]),
@@ -67,7 +67,7 @@ fn layouts_that_do_not_fit_are_refused_with_a_remedy() {
         ("qwen3_moe", "vpp=3", &["vpp 3 without a pipeline"]),
         ("qwen3_moe", "dp=2000", &["2000 ranks", "1024"]),
         ("qwen3_moe", "tp=2,tp=2", &["tp", "given twice"]),
-        ("qwen3_moe", "sequence=off", &["sequence", "true or false"]),
+        ("qwen3_moe", "sequence=off", &["sequence", "Expected true or false"]),
         ("qwen3_moe", "zp=2", &["zp", "unknown"]),
         ("qwen3_moe", "mb=2", &["mb"]),
     ] {

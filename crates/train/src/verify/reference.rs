@@ -72,7 +72,8 @@ impl OneRank {
         };
         let (grads, weights) = (worst("grad/"), worst("trained/"));
         Some(format!(
-            "one rank itself is off from double precision by up to {grads:.1e} of a tensor's largest gradient and {weights:.1e} of its largest              weight: of each item twice what one rank is off does not count (docs/NUMERICS.md)"
+            "one rank itself is off from double precision by up to {grads:.1e} of a tensor's largest gradient and {weights:.1e} of its largest weight: \
+             of each item twice what one rank is off does not count (docs/NUMERICS.md)"
         ))
     }
 }

@@ -318,8 +318,9 @@ pub fn agree(job: &Job, one: &One, layout: &Layout) -> Result<(), String> {
         }
     }
     let names = |tensors: &BTreeMap<String, Vec<f64>>| tensors.keys().cloned().collect::<Vec<_>>();
-    // Where sums cancel, one rank itself is off by more than 1e-5 would allow two to differ: each may be off by `rounding`.
-    let allowed = tolerance.max(2.0 * one.rounding);
+    // Where sums cancel, one rank itself is off by more than 1e-5 would allow two to differ. `rounding` is one sample of that: another order
+    // of additions is seen to be off by up to twice as much (1 of 350 layouts in f32; in f64 the same layouts agree to 1e-9).
+    let allowed = tolerance.max(3.0 * one.rounding);
     let (grads, weights) = (&one.answer.grads, &one.answer.weights);
     for (what, many, one) in
         [("gradient", &many.grads, grads), ("summed gradient", &many.summed, grads), ("weight", &many.weights, weights)]
