@@ -18,6 +18,9 @@ use temper_cluster::{Patience, Rendezvous, SUPERVISOR, Screen, Seat, Stop, Super
 use temper_config::{Config, Parallel};
 use temper_train::layout::Layout;
 
+/// Most workers of a host.
+const MOST_HERE: usize = 1024;
+
 /// What this process is in its job.
 #[derive(Debug, PartialEq, Eq)]
 enum Role {
@@ -148,7 +151,10 @@ pub fn on_this_host(ranks: usize, work: impl FnOnce() -> anyhow::Result<()>) -> 
 }
 
 /// This program with its arguments, `count` times.
-fn workers(count: usize, logs: PathBuf) -> io::Result<Workers> {
+fn workers(count: usize, logs: PathBuf) -> anyhow::Result<Workers> {
+    if count > MOST_HERE {
+        return Err(BadInput(format!("{count} ranks: one host starts at most {MOST_HERE}")).into());
+    }
     Ok(Workers {
         program: std::env::current_exe()?,
         arguments: std::env::args_os().skip(1).collect(),

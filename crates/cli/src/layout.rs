@@ -76,7 +76,7 @@ fn processors(here: usize) -> Place {
 /// When the layout breaks a rule, with the nearest legal ones; when none is legal or fits.
 pub fn settle(resolved: &mut Resolved, ranks: usize, place: &Place) -> anyhow::Result<()> {
     let auto = resolved.config.parallel.auto;
-    if !auto && ranks == 1 {
+    if !auto && ranks == 1 && !LayoutRequest::of(resolved).names_axes() {
         return Ok(());
     }
     let network = Network::from_folder(&find_source(resolved)?.model_dir)?;

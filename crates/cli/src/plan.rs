@@ -110,7 +110,7 @@ fn lay_over(args: &Args, job: &mut Job) -> anyhow::Result<()> {
         moment_bytes: bytes(args.moments, p.moment_bytes),
     };
     job.loss_chunk = args.loss_chunk.map_or(job.loss_chunk, |n| n as usize);
-    job.skew = within("--skew", args.skew, f64::MIN_POSITIVE, 1e3)?.max(1.0);
+    job.skew = within("--skew", args.skew, 1.0, 1e3)?;
     job.storage_gb_s = within("--storage", args.storage, 1e-3, 1e6)?;
     job.steps = args.steps.or(job.steps);
     if let Some(tokens) = args.mean_tokens {

@@ -12,13 +12,20 @@ use std::{
     io::{self, BufRead, Read, Write},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::{PoisonError, mpsc::Receiver},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::Receiver,
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 /// Says to a supervisor that a launcher started it, and is the token of its job.
 pub const LAUNCHED: &str = "TEMPER_LAUNCH";
+
+/// What a host's shell says on stderr before anything else: the line of shell has reached a shell there.
+const BEGUN: &str = "temper launch: begun";
 
 /// How long the supervisors may take to follow the first that ended.
 const FOLLOW: Duration = Duration::from_secs(20);
@@ -77,9 +84,10 @@ impl Launch {
             let _ = writeln!(stdin, "{token}");
         }
         let prefix = (node > 0).then(|| format!("[{}] ", host.name));
-        let out = child.stdout.take().map(|s| pass(s, prefix.clone(), screen.out.clone()));
-        let err = child.stderr.take().map(|s| pass(s, prefix, screen.err.clone()));
-        Ok(Remote { child, pumps: out.into_iter().chain(err).collect(), code: None })
+        let begun = Arc::<AtomicBool>::default();
+        let out = child.stdout.take().map(|s| pass(s, prefix.clone(), screen.out.clone(), None));
+        let err = child.stderr.take().map(|s| pass(s, prefix, screen.err.clone(), Some(begun.clone())));
+        Ok(Remote { child, pumps: out.into_iter().chain(err).collect(), begun, code: None })
     }
 
     /// The line of shell for a host.
@@ -106,7 +114,7 @@ impl Launch {
         if let Some(ranks) = self.per_node.or(host.slots) {
             words.push(format!("--ranks-per-node={ranks}"));
         }
-        Ok(format!("cd {} && exec env {} {}", text(self.folder.as_os_str())?, variables.join(" "), words.join(" ")))
+        Ok(format!("echo '{BEGUN}' >&2; cd {} && exec env {} {}", text(self.folder.as_os_str())?, variables.join(" "), words.join(" ")))
     }
 
     fn wait(&self, seats: &mut [Remote], screen: &Screen, stops: &Receiver<()>) -> u8 {
@@ -130,14 +138,21 @@ impl Launch {
         }
     }
 
-    /// ssh ends with 255 when it could not do its part: the others are not left waiting.
+    /// ssh ends with 255 when it could not do its part, and what stands for it may end with anything: the others are not left waiting.
     fn ssh_failed(&self, ended: &[usize], seats: &mut [Remote], screen: &Screen) {
-        let failed: Vec<&Host> = ended.iter().filter(|n| seats[**n].code == Some(255)).filter_map(|n| self.hosts.get(*n)).collect();
-        for host in &failed {
-            let ssh = self.ssh.first().map(|s| s.display().to_string()).unwrap_or_default();
-            screen.say(&format!("error: {}: {ssh} failed (its own words are above); the other hosts are ended", host.name));
+        let mut failed = false;
+        for n in ended {
+            let (Some(host), Some(seat)) = (self.hosts.get(*n), seats.get_mut(*n)) else { continue };
+            if seat.has_begun() && seat.code != Some(255) {
+                continue;
+            }
+            let (ssh, code) = (self.ssh.first().map(|s| s.display().to_string()).unwrap_or_default(), seat.code.unwrap_or(1));
+            let what = "before a supervisor ran there (its own words, if any, are above); the other hosts are ended. See --ssh";
+            screen.say(&format!("error: {}: {ssh} failed: it ended with {code} {what}", host.name));
+            seat.code = Some(code.max(1));
+            failed = true;
         }
-        if !failed.is_empty() {
+        if failed {
             seats.iter_mut().for_each(|s| drop(s.child.stdin.take()));
         }
     }
@@ -147,6 +162,8 @@ impl Launch {
 struct Remote {
     child: Child,
     pumps: Vec<JoinHandle<()>>,
+    /// [`BEGUN`] was heard.
+    begun: Arc<AtomicBool>,
     code: Option<u8>,
 }
 
@@ -157,6 +174,15 @@ impl Remote {
             self.code = status.map(|s| s.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1));
         }
         self.code
+    }
+
+    /// Whether a shell there got its line; of one that has ended what it said is heard out first.
+    fn has_begun(&self) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while !self.begun.load(Ordering::Relaxed) && self.pumps.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
+            thread::sleep(TICK);
+        }
+        self.begun.load(Ordering::Relaxed)
     }
 
     fn stop(&mut self) {
@@ -179,17 +205,26 @@ impl Remote {
     }
 }
 
-/// Passes a stream on: as it is, or line by line with a prefix.
-fn pass(mut from: impl Read + Send + 'static, prefix: Option<String>, to: ToScreen) -> JoinHandle<()> {
+/// Passes a stream on: as it is, or line by line with a prefix. `begun` is set by, and takes, the first line that is [`BEGUN`].
+fn pass(from: impl Read + Send + 'static, prefix: Option<String>, to: ToScreen, begun: Option<Arc<AtomicBool>>) -> JoinHandle<()> {
     thread::spawn(move || {
+        let mut from = io::BufReader::new(from);
         let show = |bytes: &[&[u8]]| {
             let mut to = to.lock().unwrap_or_else(PoisonError::into_inner);
             // A screen that is gone must not block the other side: the rest is read and dropped.
             let _ = bytes.iter().try_for_each(|b| to.write_all(b)).and_then(|()| to.flush());
         };
+        let mut line = Vec::new();
+        while let (Some(begun), Ok(1..)) = (&begun, from.read_until(b'\n', &mut line)) {
+            if line.trim_ascii_end() == BEGUN.as_bytes() {
+                begun.store(true, Ordering::Relaxed);
+                break;
+            }
+            show(&[prefix.as_deref().unwrap_or_default().as_bytes(), &std::mem::take(&mut line)]);
+        }
         match prefix {
             Some(prefix) => {
-                for line in io::BufReader::new(from).split(b'\n').map_while(io::Result::ok) {
+                for line in from.split(b'\n').map_while(io::Result::ok) {
                     show(&[prefix.as_bytes(), &line, b"\n"]);
                 }
             }

@@ -27,6 +27,8 @@ pub(crate) const TICK: Duration = Duration::from_millis(25);
 const HELLO: Duration = Duration::from_secs(10);
 /// How long the streams of a process that has ended are read on, in case something it started holds them open.
 const DRAIN: Duration = Duration::from_secs(1);
+/// Longest time between two looks at the workers that is not taken for a standstill of this process.
+const STOOD: Duration = Duration::from_secs(2);
 /// How long the connection of a process that has ended may take to be noticed.
 const LATE: Duration = Duration::from_millis(300);
 /// Device memory that may be missing of what was free at first.
@@ -88,6 +90,8 @@ pub(crate) struct Node {
     free: Vec<Option<u64>>,
     /// Since when memory is waited for, and when it was last looked at.
     freeing: Option<(Instant, Option<Instant>)>,
+    /// When the workers were last watched.
+    watched: Instant,
 }
 
 impl Node {
@@ -104,7 +108,7 @@ impl Node {
         listener.set_nonblocking(true).map_err(doing("a control channel for the workers"))?;
         let free = (0..workers.count).map(|local| (workers.device_free)(local)).collect();
         let (slots, start, freeing, token) = (vec![], None, None, String::new());
-        Ok(Node { index, workers, patience, screen, token, listener, events, inputs, start, slots, free, freeing })
+        Ok(Node { index, workers, patience, screen, token, listener, events, inputs, start, slots, free, freeing, watched: Instant::now() })
     }
 
     /// Works until ordered to end, or until the head is gone; returns the exit code.
@@ -255,6 +259,11 @@ impl Node {
     /// Notices processes that end and those that are silent.
     fn watch(&mut self) {
         let now = Instant::now();
+        // While this process itself stood still (stopped, suspended, a paused machine), it heard nobody.
+        let stood = now.duration_since(std::mem::replace(&mut self.watched, now));
+        if stood > STOOD {
+            self.slots.iter_mut().for_each(|slot| slot.heard += stood);
+        }
         let mut events = vec![];
         for slot in self.slots.iter_mut().filter(|slot| !slot.reported) {
             if let Some(exit) = slot.process.exit() {

@@ -56,7 +56,12 @@ fn setting(plan: &Plan) -> String {
     let source = if plan.searched {
         format!("the {} of {} tried", if plan.fits() { "best" } else { "smallest" }, thousands(plan.tried as f64))
     } else {
-        "as given".to_string()
+        let chosen = [("recomputation", run.wish.recompute.is_none()), ("off-loading", run.wish.offload.is_none())];
+        let chosen: Vec<&str> = chosen.iter().filter(|(_, open)| *open).map(|(name, _)| *name).collect();
+        match chosen[..] {
+            [] => "as given".to_string(),
+            _ => format!("as given; {} chosen", chosen.join(" and ")),
+        }
     };
     let experts = match network.arch.moe {
         Some(_) => format!("; experts: etp {} x ep {} x {} replicas", l.etp, l.ep, l.expert_dp()),

@@ -54,3 +54,22 @@ fn a_layout_that_breaks_a_rule_is_refused_before_any_rank_begins() {
     // Replicas with different numbers of micro-batches are no fault.
     sft(&case, &["parallel.dp=3", "train.global_batch=4", "train.micro_batch=1"], "3").ok();
 }
+
+/// What a single rank cannot do is refused before an earlier run is moved aside.
+#[test]
+fn a_refusal_leaves_the_run_of_one_rank_alone() {
+    let case = Case::tiny();
+    sft(&case, &[], "1").ok();
+    let before = crate::support::contents(&case.path("run"));
+    sft(&case, &["parallel.vpp=2"], "1").exits(2).says(&["error: [parallel]: ", "vpp 2", "the nearest legal layouts:"]);
+    assert_eq!(crate::support::contents(&case.path("run")), before);
+    assert!(!case.has("run.1"));
+}
+
+#[test]
+fn absurdly_many_ranks_are_not_started() {
+    let case = Case::tiny();
+    sft(&case, &["parallel.dp=5000", "train.micro_batch=1"], "5000").exits(2);
+    let bench = ["bench", "step", "../common/tiny-qwen3", "--seq", "16", "--layout", "dp=5000"];
+    case.temper(&bench).exits(2).says(&["5000 ranks: one host starts at most 1024"]);
+}

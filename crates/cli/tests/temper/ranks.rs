@@ -181,6 +181,33 @@ fn a_host_that_ssh_does_not_reach_ends_the_others() {
     done.says(&["[nowhere] no route", "error: nowhere: ", "failed"]);
 }
 
+/// What is given for ssh and never runs anything is named, whatever its exit code says.
+#[test]
+fn a_launch_by_what_is_no_ssh_fails_aloud() {
+    let case = Case::tiny();
+    case.write("hosts", "127.0.0.1:1\n");
+    for (ssh, code) in [("false", "ended with 1"), ("echo hi", "ended with 0")] {
+        let args = ["launch", "--hostfile", "hosts", "--ssh", ssh, "--port", &two_free_ports(), "--", "sft", "config.toml"];
+        case.temper(&args).exits(1).says(&["error: 127.0.0.1: ", code, "before a supervisor ran there", "--ssh"]);
+    }
+}
+
+/// A supervisor that stands still for a while (Ctrl-Z, a paused machine) does not take its ranks for dead when it goes on.
+#[test]
+fn a_stopped_supervisor_goes_on() {
+    let case = Case::tiny();
+    let sets = ["train.steps=100000", "checkpoint.every=0", "checkpoint.export=false"];
+    let mut job = Job::sft(&case, &sets, &["--ranks", "2", "--silence", "3"]);
+    job.training(&case, "run", 2);
+    signal(job.id(), Signal::STOP);
+    std::thread::sleep(Duration::from_secs(5));
+    let before = case.steps("run").len();
+    signal(job.id(), Signal::CONT);
+    job.until("more steps", || case.steps("run").len() > before + 2);
+    signal(job.id(), Signal::TERM);
+    job.finish().exits(1).says(&["error: interrupted after step"]);
+}
+
 /// The quickstart's kind of run as one rank, then begun by four ranks and ended by two in another layout: the same losses, and a model
 /// that any program loads.
 #[test]
