@@ -83,7 +83,24 @@ pub fn settle(resolved: &mut Resolved, ranks: usize, place: &Place) -> anyhow::R
     let per_node = if place.here > 0 && ranks.is_multiple_of(place.here) { place.here } else { ranks };
     let cluster = Cluster { device: place.device.clone(), gpus: ranks, per_node };
     let question = Question { network, cluster, job: job(&resolved.config, place), overheads: place.overheads };
-    if auto { choose(resolved, question, place) } else { hold(resolved, &question, place) }
+    if auto {
+        choose(resolved, question, place)?
+    } else {
+        hold(resolved, &question, place)?
+    }
+    resolved.notices.extend(idle(&resolved.config, ranks));
+    Ok(())
+}
+
+/// A word about replicas that have no micro-batch of a step.
+fn idle(config: &Config, ranks: usize) -> Option<String> {
+    let p = &config.parallel;
+    let dp = p.dp.unwrap_or(ranks / (p.tp * p.cp * p.pp).max(1));
+    let micro_batches = config.train.global_batch / config.train.micro_batch.max(1);
+    (dp > micro_batches).then(|| {
+        let remedy = "lower train.micro_batch, raise train.global_batch, or take a smaller dp";
+        format!("{} of {dp} replicas have nothing to train: a step has {micro_batches} micro-batches; {remedy}", dp - micro_batches)
+    })
 }
 
 struct Question {

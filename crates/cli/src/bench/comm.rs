@@ -111,10 +111,13 @@ impl Job<'_> {
     fn measure(&self, world: &dyn World, ops: &dyn Ops, here: usize) -> anyhow::Result<()> {
         let axes = self.axes(world.size())?;
         let mesh = Mesh::new(world, axes, &[])?;
+        // The connections of a pipeline are groups of two neighbours each; collectives are measured over all its stages.
+        let stages: Vec<usize> = (0..axes.pp).map(|stage| stage * axes.stage_ranks() + mesh.rank % axes.stage_ranks()).collect();
+        let pipeline = world.group("stages of a pipeline", &stages)?;
         let room = -bench::slowest(&*mesh.world, ops, -(room(ops, here) as f64))? as usize; // of the rank with the least
         let speaks = world.rank() == 0;
         let mut all = vec![];
-        for (axis, comm) in self.groups(&mesh) {
+        for (axis, comm) in self.groups(&mesh, &pipeline) {
             let mut rows = vec![];
             for &operation in &self.operations {
                 rows.extend(self.sizes(&mesh, axis, comm, ops, operation, room)?);
@@ -131,14 +134,14 @@ impl Job<'_> {
     }
 
     /// The groups to measure: those of the layout's axes, or everyone.
-    fn groups<'m>(&self, mesh: &'m Mesh) -> Vec<(&'static str, &'m dyn Comm)> {
+    fn groups<'m>(&self, mesh: &'m Mesh, pipeline: &'m Arc<dyn Comm>) -> Vec<(&'static str, &'m dyn Comm)> {
         let all: [(&'static str, &'m Arc<dyn Comm>); 6] = [
             ("tp", &mesh.tp),
             ("cp", &mesh.cp),
             ("ep x etp", &mesh.experts),
             ("dp x cp", &mesh.dp),
             ("expert dp", &mesh.expert_dp),
-            ("pp", mesh.forward.next()),
+            ("pp", pipeline),
         ];
         if self.args.layout.is_none() {
             return vec![("all", &*mesh.world)];

@@ -43,7 +43,7 @@ fn mistakes_in_the_configuration_are_named_with_their_remedy() {
         ("optim.lr=1e30", "from 0 to 10"),
         ("train.micro_batch=3", "train.global_batch"),
         ("parallel.dp=0", "parallel.dp"),
-        ("parallel.ep=2", "[parallel]: ep 2"),
+        ("parallel.ep=2", "ep 2 and etp 1 on a dense model"),
         ("data.train=[\"none.jsonl\"]", "none.jsonl"),
         ("model.path=none", "none"),
         ("precision.dtype=bfloat16", "does not compute in bfloat16"),

@@ -210,6 +210,23 @@ fn the_exchange_between_ranks_is_measured_over_every_transport_on_hosts() {
     }
 }
 
+/// The axis of stages is measured over all of them, as every other.
+#[test]
+fn the_exchange_between_stages() {
+    let case = Case::tiny();
+    for layout in ["tp=2,pp=2", "pp=4"] {
+        let done =
+            case.temper(&["bench", "comm", "--transport", "threads", "--ranks", "4", "--layout", layout, "--max", "4K", "--json"]).ok();
+        let rows: Vec<serde_json::Value> = serde_json::from_str(&done.stdout).unwrap();
+        let stages: Vec<_> = rows.iter().filter(|row| row["axis"] == "pp").collect();
+        assert!(
+            stages.iter().any(|row| row["operation"] == "all_reduce") && stages.iter().any(|row| row["operation"] == "send"),
+            "{rows:?}"
+        );
+        assert!(stages.iter().all(|row| row["ranks"] == if layout == "pp=4" { 4 } else { 2 }), "{rows:?}");
+    }
+}
+
 #[test]
 fn the_exchange_along_the_axes_of_a_layout() {
     let case = Case::tiny();

@@ -53,6 +53,9 @@ fn a_layout_that_breaks_a_rule_is_refused_before_any_rank_begins() {
     }
     // Replicas with different numbers of micro-batches are no fault.
     sft(&case, &["parallel.dp=3", "train.global_batch=4", "train.micro_batch=1"], "3").ok();
+    assert!(!case.notices("run").contains("nothing to train"), "{}", case.notices("run"));
+    sft(&case, &["parallel.dp=3", "train.global_batch=4", "train.micro_batch=2"], "3").ok();
+    assert!(case.notices("run").contains("1 of 3 replicas have nothing to train: a step has 2 micro-batches"), "{}", case.notices("run"));
 }
 
 /// What a single rank cannot do is refused before an earlier run is moved aside.
