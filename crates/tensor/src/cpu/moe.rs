@@ -62,15 +62,16 @@ pub(super) fn moe_ranks(ranks: ViewMut, rows: ViewMut, experts: View, per_rank: 
     Ok(())
 }
 
-/// For each of `rows` rows the (t, k) whose place it is; an error if a row is no place.
+/// For each of `rows` rows the (t, k) whose place it is; an error unless each is the place of exactly one.
 fn sources(op: Op, place: &[i32], rows: usize) -> Result<Vec<usize>> {
     let mut from = vec![usize::MAX; rows];
+    let mut once = true;
     for (at, &place) in place.iter().enumerate() {
         if let Some(from) = from.get_mut(place as usize) {
-            *from = at;
+            once &= std::mem::replace(from, at) == usize::MAX;
         }
     }
-    op.require(from.iter().all(|from| *from < usize::MAX), "place", &[place.len()], "a place for every row")?;
+    op.require(once && from.iter().all(|from| *from < usize::MAX), "place", &[place.len()], "one place for every row")?;
     Ok(from)
 }
 
