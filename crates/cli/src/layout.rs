@@ -4,6 +4,7 @@
 
 use crate::args::{Cli, Device as Choice};
 use crate::exit::BadInput;
+use temper_comm::Axes;
 use temper_config::{Config, Device, Resolved, devices};
 use temper_model::CHUNK_ROWS;
 use temper_planner::memory::Overheads;
@@ -201,6 +202,12 @@ fn hold(resolved: &mut Resolved, question: &Question, place: &Place) -> anyhow::
         }
     }
     Ok(())
+}
+
+/// A planned layout as the engine divides by it.
+pub fn of_engine(l: &Layout) -> temper_train::layout::Layout {
+    let axes = Axes { tp: l.tp, cp: l.cp, dp: l.dp, pp: l.pp, ep: l.ep, etp: l.etp };
+    temper_train::layout::Layout { axes, sequence: l.sequence && l.tp > 1, vpp: l.vpp, split: l.split.clone() }
 }
 
 /// The rules that a layout breaks, and legal ones in the words in which it was asked for.

@@ -4,6 +4,7 @@ use crate::args::{BenchComm, Transport};
 use crate::backend::ranks_here;
 use crate::exit::BadInput;
 use crate::launch;
+use crate::layout::of_engine;
 use crate::out::{say, say_json, tell};
 use crate::table::Table;
 use serde::Serialize;
@@ -65,8 +66,7 @@ impl Job<'_> {
     fn axes(&self, ranks: usize) -> anyhow::Result<Axes> {
         let text = self.args.layout.as_deref().unwrap_or_default();
         let origin = format!("--layout {text}");
-        let l = LayoutRequest::parse(text, &origin)?.over(Some(ranks), &origin)?;
-        Ok(Axes { tp: l.tp, cp: l.cp, dp: l.dp, pp: l.pp, ep: l.ep, etp: l.etp })
+        Ok(of_engine(&LayoutRequest::parse(text, &origin)?.over(Some(ranks), &origin)?).axes)
     }
 
     fn patience(&self) -> Duration {

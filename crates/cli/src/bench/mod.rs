@@ -9,7 +9,7 @@ use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject, Cli};
 use crate::backend::{self, Backend};
 use crate::exit::BadInput;
 use crate::launch;
-use crate::layout::place;
+use crate::layout::{of_engine, place};
 use crate::out::{say, say_json};
 use crate::shortage::beside_plan;
 use crate::trace;
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 use temper_cluster::{Rendezvous, SUPERVISOR};
-use temper_comm::{Axes, Tcp, World, tcp};
+use temper_comm::{Tcp, World, tcp};
 use temper_config::{Arch, Config};
 use temper_planner::LayoutRequest;
 use temper_tensor::Rates;
@@ -183,9 +183,7 @@ fn layout(text: &str, origin: &str) -> anyhow::Result<Layout> {
         let found = "mb, recompute and offload have options of their own here (--micro-batch, --recompute, --set)";
         return Err(BadInput(format!("{origin}: {found}")).into());
     }
-    let l = asked.over(None, origin)?;
-    let axes = Axes { tp: l.tp, cp: l.cp, dp: l.dp, pp: l.pp, ep: l.ep, etp: l.etp };
-    Ok(Layout { axes, sequence: l.sequence && axes.tp > 1, vpp: l.vpp, split: l.split })
+    Ok(of_engine(&asked.over(None, origin)?))
 }
 
 /// The arguments as configuration keys; `--set` comes last and wins.

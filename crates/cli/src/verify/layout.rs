@@ -1,9 +1,8 @@
 //! `--layout` of `temper verify`: from words to a layout that the model can be divided by.
 
 use crate::exit::BadInput;
-use crate::layout::{NEAREST, refusal};
+use crate::layout::{NEAREST, of_engine, refusal};
 use std::path::Path;
-use temper_comm::Axes;
 use temper_config::devices;
 use temper_planner::{Cluster, Job, LayoutRequest, Network, Recompute, check, nearest};
 use temper_train::layout::Layout;
@@ -44,9 +43,7 @@ impl Wanted {
         if text.is_some() {
             fits(&plan, folder)?;
         }
-        let axes = Axes { tp: plan.tp, cp: plan.cp, dp: plan.dp, pp: plan.pp, ep: plan.ep, etp: plan.etp };
-        let layout = Layout { axes, sequence: plan.sequence && plan.tp > 1, vpp: plan.vpp, split: plan.split.clone() };
-        Ok(Wanted { layout, recompute: plan.recompute, plan })
+        Ok(Wanted { layout: of_engine(&plan), recompute: plan.recompute, plan })
     }
 
     /// As `--layout` takes it, with what was added.
