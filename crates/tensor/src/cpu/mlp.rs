@@ -27,6 +27,17 @@ pub(super) fn swiglu<T: Float>(cpu: &Cpu, y: ViewMut, gate_up: View) -> Result<(
     Ok(())
 }
 
+#[inline(always)]
+pub(super) fn sigmoid<T: Float>(g: T) -> T {
+    T::ONE / (T::ONE + (-g).exp())
+}
+
+/// Gradients of gate and up from `dy`, that of silu(gate) * up.
+#[inline(always)]
+pub(super) fn gradients<T: Float>(dy: T, g: T, u: T, sigmoid: T) -> (T, T) {
+    (dy * u * sigmoid * (T::ONE + g * (T::ONE - sigmoid)), dy * g * sigmoid)
+}
+
 /// See [`Ops::swiglu_grad`](crate::Ops::swiglu_grad).
 pub(super) fn swiglu_grad<T: Float>(cpu: &Cpu, dgate_up: ViewMut, dy: View, gate_up: View) -> Result<()> {
     let op = Op("swiglu_grad");
@@ -44,9 +55,7 @@ pub(super) fn swiglu_grad<T: Float>(cpu: &Cpu, dgate_up: ViewMut, dy: View, gate
             for ((out, dy), gate_up) in out.chunks_mut(2 * i).zip(dy.chunks(i)).zip(gate_up.chunks(2 * i)) {
                 let ((gate, up), (dgate, dup)) = (gate_up.split_at(i), out.split_at_mut(i));
                 for ((((dg, du), &dy), &g), &u) in dgate.iter_mut().zip(dup).zip(dy).zip(gate).zip(up) {
-                    let sigmoid = T::ONE / (T::ONE + (-g).exp());
-                    *du = dy * g * sigmoid;
-                    *dg = dy * u * sigmoid * (T::ONE + g * (T::ONE - sigmoid));
+                    (*dg, *du) = gradients(dy, g, u, sigmoid(g));
                 }
             }
         },

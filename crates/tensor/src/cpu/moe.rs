@@ -7,6 +7,7 @@ use super::{
     Cpu,
     args::Op,
     float::{self, Float},
+    mlp::{gradients, sigmoid},
     tasks::rows_per_task,
 };
 use crate::{FromSlice, Result, View, ViewMut};
@@ -158,11 +159,9 @@ pub(super) fn moe_act_grad<T: Float>(
                 let (weight, (gate, up)) = (weights[*from], gate_up.split_at(i));
                 for j in 0..i {
                     let (g, u) = (gate[j], up[j]);
-                    let sigmoid = T::ONE / (T::ONE + (-g).exp());
+                    let sigmoid = sigmoid(g);
                     act[j] = g * sigmoid * u;
-                    let d = weight * dact[j];
-                    dgate_up[j] = d * u * sigmoid * (T::ONE + g * (T::ONE - sigmoid));
-                    dgate_up[i + j] = d * g * sigmoid;
+                    (dgate_up[j], dgate_up[i + j]) = gradients(weight * dact[j], g, u, sigmoid);
                 }
                 *of_row = float::dot(act, dact);
                 act.iter_mut().for_each(|a| *a = weight * *a);
