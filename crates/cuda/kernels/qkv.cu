@@ -3,13 +3,14 @@
 // (position, i):  o1 = n1 cos - n2 sin,  o2 = n2 cos + n1 sin.
 //
 // What a warp reads is asked for before anything is computed, so that many requests are on their way: a lane holds BATCH heads
-// (GRAD_BATCH, where each has two operands) of its token as they came, PER accesses a half. All heads of a warp are of q, of k or of v, so
+// (in the gradients INPUT_BATCH or WEIGHT_BATCH, with two operands) of its token as they came, PER accesses a half. All heads of a warp are of q, of k or of v, so
 // that nothing is decided head by head.
 #include "common.cuh"
 struct alignas(V * sizeof(T)) Access { T x[V]; };
 #define PER (V == 1 ? 4 : 1)
 #define BATCH ((V + 1) / 2)       // also in src/ops/qkv.rs
-#define GRAD_BATCH ((V + 3) / 4)  // also in src/ops/qkv.rs
+#define INPUT_BATCH ((V + 7) / 8) // also in src/ops/qkv.rs
+#define WEIGHT_BATCH ((V + 3) / 4)
 #define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 #define COLUMN(p) ((lane + (p) * lanes) * V)
 // The accesses of a lane: those of its columns that exist.
@@ -133,29 +134,29 @@ KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restric
   const i64 t = warp / warps;
   if (t >= tokens) return;
   auto body = [&](int D, int lanes) {
-    const Heads h = heads_of(warp % warps, GRAD_BATCH, q_warps, k_warps, Nq, Nk, lanes);
+    const Heads h = heads_of(warp % warps, INPUT_BATCH, q_warps, k_warps, Nq, Nk, lanes);
     const int lane = threadIdx.x % lanes, half = D / 2;
     const T* from = (h.side == 0 ? dq : h.side == 1 ? dk : dv) + (t * h.count + h.first) * D;
     const i64 row = (t * (Nq + 2 * Nk) + h.skip + h.first) * D;
     const float* scale = rstd + t * (Nq + Nk) + h.skip + h.first;
-    Raw grad[GRAD_BATCH], in[GRAD_BATCH];
-    float r[GRAD_BATCH];
-    EACH(n, GRAD_BATCH) if (HEAD(n) < h.count) fetch(grad[n], from + n * h.beside * D, half, lane, lanes);
+    Raw grad[INPUT_BATCH], in[INPUT_BATCH];
+    float r[INPUT_BATCH];
+    EACH(n, INPUT_BATCH) if (HEAD(n) < h.count) fetch(grad[n], from + n * h.beside * D, half, lane, lanes);
     if (wq && h.side < 2)
-      EACH(n, GRAD_BATCH) if (HEAD(n) < h.count) {
+      EACH(n, INPUT_BATCH) if (HEAD(n) < h.count) {
         fetch(in[n], qkv + row + n * h.beside * D, half, lane, lanes);
         r[n] = scale[n * h.beside];
       }
     T* to = dqkv + row;
     if (h.side == 2) {
-      EACH(n, GRAD_BATCH) if (HEAD(n) < h.count) put(to + n * h.beside * D, grad[n], half, lane, lanes);
+      EACH(n, INPUT_BATCH) if (HEAD(n) < h.count) put(to + n * h.beside * D, grad[n], half, lane, lanes);
       return;
     }
     const i64 at = (i64)positions[t] * half;
     Turn m;
     weighted(m, cos + at, sin + at, h.side ? wk : wq, half, lane, lanes);
     const float share = 1.f / D;
-    EACH(n, GRAD_BATCH) {
+    EACH(n, INPUT_BATCH) {
       Pairs y, x;
       widen(y, grad[n]);
       turn_back(y, m);
@@ -173,24 +174,11 @@ KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restric
   BY_HEAD_SIZE(body);
 }
 
-// What a warp of `qk_norm_weight` has asked for: STAGES items on their way into shared memory, of a head each of 32 / lanes groups of lanes. A
-// lane reads only what it asked for itself. Without accesses of 16 bytes an item is read when it is needed.
-#define STAGES 4
-struct Slot { uint4 grad[2][32], in[2][32]; float scale[32]; };
-DI void copy16(void* to, const T* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-DI void copy4(void* to, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-DI void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-DI void wait_for_first() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory"); }
-
 // dwq[D], dwk[D]: first partial[chunk, 0..D] for q heads, [chunk, D..2D] for k heads. A block of 256 threads takes the tokens of a chunk, a
 // warp one token at a time; the groups of lanes are summed in order, and so are the chunks. The rotation is of sums over the heads of a token:
 //   dw1 = sum over tokens of cos sum_h(o1 x1 r) + sin sum_h(o2 x1 r),  dw2 = cos sum_h(o2 x2 r) - sin sum_h(o1 x2 r).
-// Dynamic shared memory: 8 x STAGES slots or (256 / lanes) * D floats, whichever is more. At most 512 blocks (src/ops/reduce.rs), for which
-// `partial` has room, and for a sum of each team of them.
+// Dynamic shared memory: (256 / lanes) * D floats. At most 512 blocks (src/ops/reduce.rs), for which `partial` has room, and for a sum of each
+// team of them.
 #define TEAM 16                   // also in src/ops/qkv.rs
 __device__ u32 arrived[1 + 512 / TEAM];
 DI float column(const float* x, int n, int stride) {
@@ -202,82 +190,50 @@ DI float column(const float* x, int n, int stride) {
 KERNEL __launch_bounds__(256, 2) qk_norm_weight(void* dwq, void* dwk, int out_f32, float* partial, const T* __restrict__ dq,
     const T* __restrict__ dk, const T* __restrict__ qkv, const float* __restrict__ rstd, const float* __restrict__ cos,
     const float* __restrict__ sin, const int* __restrict__ positions, i64 tokens, int per_chunk, int Nq, int Nk, int D, int lanes) {
-  extern __shared__ __align__(16) float shared[];
-  Slot* slots = (Slot*)shared + threadIdx.x / 32 * STAGES;
+  extern __shared__ float shared[];
   const i64 end = min((i64)(blockIdx.x + 1) * per_chunk, tokens);
-  const int me = threadIdx.x % 32;
   auto body = [&](int D, int lanes) {
-    const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = 256 / lanes, beside = 32 / lanes, half = D / 2;
-#pragma unroll 1
+    const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = 256 / lanes, half = D / 2;
     for (int side = 0; side < 2; side++) {
-      const int heads = side ? Nk : Nq, skip = side ? Nq : 0, own = me / lanes;
+      const Heads h = {side, side ? Nk : Nq, side ? Nq : 0, (int)(threadIdx.x % 32) / lanes, 32 / lanes};
       const T* g = side ? dk : dq;
-      // The item of token t whose first head is h: this lane's head there, if it has one.
-      struct Item { i64 t; int h; };
-      auto next = [&](Item& i) {
-        i.h += beside;
-        if (i.h >= heads) { i.h = 0; i.t += 8; }
-      };
-      auto gradient = [&](Item i) { return g + (i.t * heads + i.h + own) * D; };
-      auto input = [&](Item i) { return qkv + (i.t * (Nq + 2 * Nk) + skip + i.h + own) * D; };
-      auto scale = [&](Item i) { return rstd + i.t * (Nq + Nk) + skip + i.h + own; };
-      auto mine = [&](Item i) { return i.h + own < heads && lane * V < half; };
-      auto ask = [&](Slot& s, Item i) {
-        if (i.t < end && mine(i)) {
-          const T *grad = gradient(i) + lane * V, *in = input(i) + lane * V;
-          copy16(&s.grad[0][me], grad); copy16(&s.grad[1][me], grad + half);
-          copy16(&s.in[0][me], in); copy16(&s.in[1][me], in + half);
-          copy4(&s.scale[me], scale(i));
-        }
-        asked();
-      };
       Pairs sum;
-      Turn of;                      // here the four sums over the heads of a token
-      EACH(p, PER) EACH(j, V) sum.a[p][j] = sum.b[p][j] = of.c1[p][j] = of.s1[p][j] = of.c2[p][j] = of.s2[p][j] = 0;
-      Item now = {(i64)blockIdx.x * per_chunk + threadIdx.x / 32, 0}, ahead = now;
-      if (V > 1) EACH(i, STAGES - 1) { ask(slots[i], ahead); next(ahead); }
-      for (int at = 0; now.t < end; at = (at + 1) % STAGES) {
-        Pairs o, x;
-        float r = 0;
-        if (V > 1) {
-          wait_for_first();
-          ask(slots[(at + STAGES - 1) % STAGES], ahead);
-          next(ahead);
-        }
-        if (mine(now)) {
-          Raw grad, in;
-          if (V > 1) {
-            const Slot& s = slots[at];
-            grad.a[0] = *(const Access*)&s.grad[0][me]; grad.b[0] = *(const Access*)&s.grad[1][me];
-            in.a[0] = *(const Access*)&s.in[0][me]; in.b[0] = *(const Access*)&s.in[1][me];
-            r = s.scale[me];
-          } else {
-            fetch(grad, gradient(now), half, lane, lanes);
-            fetch(in, input(now), half, lane, lanes);
-            r = *scale(now);
+      EACH(p, PER) EACH(j, V) sum.a[p][j] = sum.b[p][j] = 0;
+      for (i64 t = (i64)blockIdx.x * per_chunk + threadIdx.x / 32; t < end; t += 8) {
+        const i64 at = (i64)positions[t] * half;
+        Turn of;                    // here the four sums over heads
+        EACH(p, PER) EACH(j, V) of.c1[p][j] = of.s1[p][j] = of.c2[p][j] = of.s2[p][j] = 0;
+        for (int skip = 0; skip < h.count; skip += WEIGHT_BATCH * h.beside) {
+          const T* from = g + (t * h.count + skip + h.first) * D;
+          const T* x = qkv + (t * (Nq + 2 * Nk) + h.skip + skip + h.first) * D;
+          const float* scale = rstd + t * (Nq + Nk) + h.skip + skip + h.first;
+          Raw grad[WEIGHT_BATCH], in[WEIGHT_BATCH];
+          float r[WEIGHT_BATCH];
+          EACH(n, WEIGHT_BATCH) if (skip + HEAD(n) < h.count) {
+            fetch(grad[n], from + n * h.beside * D, half, lane, lanes);
+            fetch(in[n], x + n * h.beside * D, half, lane, lanes);
+            r[n] = scale[n * h.beside];
           }
-          widen(o, grad);
-          widen(x, in);
-          EACH(p, PER) EACH(j, V) {
-            const float x1 = x.a[p][j] * r, x2 = x.b[p][j] * r;
-            of.c1[p][j] += o.a[p][j] * x1; of.s1[p][j] += o.b[p][j] * x1;
-            of.c2[p][j] += o.b[p][j] * x2; of.s2[p][j] += o.a[p][j] * x2;
+          EACH(n, WEIGHT_BATCH) if (skip + HEAD(n) < h.count) {
+            Pairs o, x;
+            widen(o, grad[n]);
+            widen(x, in[n]);
+            EACH(p, PER) EACH(j, V) {
+              const float x1 = x.a[p][j] * r[n], x2 = x.b[p][j] * r[n];
+              of.c1[p][j] += o.a[p][j] * x1; of.s1[p][j] += o.b[p][j] * x1;
+              of.c2[p][j] += o.b[p][j] * x2; of.s2[p][j] += o.a[p][j] * x2;
+            }
           }
         }
-        const i64 angle = (i64)positions[now.t] * half;
-        next(now);
-        if (now.h > 0) continue;
         ACCESSES(p) {
           float c[V], s[V];
-          load(cos + angle + COLUMN(p), c); load(sin + angle + COLUMN(p), s);
+          load(cos + at + COLUMN(p), c); load(sin + at + COLUMN(p), s);
           EACH(j, V) {
             sum.a[p][j] += c[j] * of.c1[p][j] + s[j] * of.s1[p][j];
             sum.b[p][j] += c[j] * of.c2[p][j] - s[j] * of.s2[p][j];
-            of.c1[p][j] = of.s1[p][j] = of.c2[p][j] = of.s2[p][j] = 0;
           }
         }
       }
-      __syncthreads();
       ACCESSES(p) EACH(j, V) { shared[group * D + COLUMN(p) + j] = sum.a[p][j]; shared[group * D + half + COLUMN(p) + j] = sum.b[p][j]; }
       __syncthreads();
       for (int c = threadIdx.x; c < D; c += 256) {

@@ -52,7 +52,12 @@ pub fn step(report: &StepReport, plan: Option<&Beside>) -> String {
     let losses: Vec<String> = report.losses.iter().map(|l| format!("{l:.4}")).collect();
     let _ = writeln!(text, "losses      {}", losses.join(" "));
     if report.left_out > 0 {
-        let _ = writeln!(text, "left out    {} of {} updates: gradients were not finite, so the optimizer took no time", report.left_out, losses.len());
+        let _ = writeln!(
+            text,
+            "left out    {} of {} updates: gradients were not finite, so the optimizer took no time",
+            report.left_out,
+            losses.len()
+        );
     }
     text.push('\n');
     let mut table = Table::new(&["phase", "median ms", "min", "max", "of the step"]);

@@ -7,9 +7,6 @@ use crate::kernels::{Grid, Variant, args};
 use temper_tensor::{DType, Result, RopeTable, View, ViewMut};
 
 const FILE: &str = "qkv.cu";
-/// Items that a warp of `qk_norm_weight` has on their way, and the bytes of one; as in `qkv.cu`.
-const STAGES: usize = 4;
-const SLOT: usize = 4 * 32 * 16 + 32 * 4;
 /// Blocks whose sums one of them adds up; as in `qkv.cu`.
 const TEAM: usize = 16;
 
@@ -118,7 +115,7 @@ pub fn grad_input(
         r = op.input("norm rstd", s, DType::F32, &[x.t, x.nq + x.nk])?;
     }
     let (variant, lanes) = x.shape(&[out, dq, dk, dv, wq, wk]);
-    let (q_warps, k_warps, grid) = x.warps(variant.width().div_ceil(4), lanes);
+    let (q_warps, k_warps, grid) = x.warps(variant.width().div_ceil(8), lanes);
     let a = args![out, dq, dk, dv, x.qkv, wq, wk, r, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, q_warps, k_warps, lanes];
     Ok(c.kernels.launch(FILE, variant, "qkv_prepare_grad_input", grid, a)?)
 }
@@ -147,7 +144,7 @@ pub fn grad_weight(
     // As many blocks as run at once, two a multiprocessor: with twice as many it is a tenth slower.
     let (parts, per_chunk) = chunks(c, x.t, 2);
     let partial = c.scratch((parts + parts.div_ceil(TEAM)) * 2 * x.d * 4)?;
-    let grid = Grid::line(parts, 256).shared((8 * STAGES * SLOT).max(256 / lanes * x.d * 4));
+    let grid = Grid::line(parts, 256).shared(256 / lanes * x.d * 4);
     let a = args![
         wq,
         wk,
