@@ -4,7 +4,11 @@ use crate::losses::Losses;
 use crate::words::{bytes, count, duration, printable, short, thousands};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
 use temper_train::events::{End, Eval, Event, Loading, Notice, Saved, Sink, Start, Step};
+
+/// Between two lines of an evaluation that goes on.
+const EVAL_EVERY: Duration = Duration::from_secs(30);
 
 /// Where progress is shown.
 pub enum Target {
@@ -34,6 +38,8 @@ pub struct Progress {
     first: usize,
     last: usize,
     pace: Pace,
+    /// When the evaluation under way last said how far it is (or began).
+    evaluating: Option<Instant>,
 }
 
 impl Progress {
@@ -43,7 +49,7 @@ impl Progress {
             Target::Bar => Screen::Bar(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8))),
             Target::Lines(writer) => Screen::Lines(writer, Losses::new("progress lines")),
         };
-        Self { screen, every: every.max(1), first: 1, last: 0, pace: Pace::default() }
+        Self { screen, every: every.max(1), first: 1, last: 0, pace: Pace::default(), evaluating: None }
     }
 
     /// Prints a line, above the bar where there is one.
@@ -114,7 +120,10 @@ impl Sink for Progress {
         match event {
             Event::Start(start) => self.start(start),
             Event::Step(step) => self.step(step),
-            Event::Eval(eval) => self.say(&eval_line(eval)),
+            Event::Eval(eval) => {
+                self.evaluating = None;
+                self.say(&eval_line(eval));
+            }
             Event::Checkpoint(saved) => self.say(&saved_line(saved)),
             Event::Notice(notice) => self.say(&notice_line(notice)),
             Event::End(end) => {
@@ -125,6 +134,19 @@ impl Sink for Progress {
                     Screen::Lines(_, losses) => losses.close(),
                 }
             }
+        }
+    }
+
+    fn evaluating(&mut self, done: usize, of: usize) {
+        let text = format!("evaluating: {} of {} micro-batches", thousands(done as u64), thousands(of as u64));
+        let since = *self.evaluating.get_or_insert_with(Instant::now);
+        match &self.screen {
+            Screen::Bar(bar) => bar.set_message(text),
+            Screen::Lines(..) if since.elapsed() >= EVAL_EVERY && done < of => {
+                self.evaluating = Some(Instant::now());
+                self.say(&text);
+            }
+            Screen::Lines(..) => {}
         }
     }
 }
@@ -141,9 +163,10 @@ impl Drop for Progress {
 }
 
 fn start_line(start: &Start) -> String {
+    let ranks = start.layout.as_ref().map_or(String::new(), |layout| format!("  {} ranks: {layout}", thousands(start.ranks as u64)));
     let active = if start.active_params < start.params { format!(" ({} active)", count(start.active_params)) } else { String::new() };
     format!(
-        "start  steps {} to {}  {} parameters{active}  {} samples in {} sequences  {}  ready in {}",
+        "start  steps {} to {}  {} parameters{active}  {} samples in {} sequences  {}{ranks}  ready in {}",
         start.step,
         start.steps,
         count(start.params),

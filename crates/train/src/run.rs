@@ -57,8 +57,12 @@ pub struct Run {
     pub started: Instant,
     /// How what the run begins with came from disk; nothing when it was drawn.
     pub loaded: Option<Loading>,
-    /// Keeps other jobs out of the run folder; rank 0 holds it for all.
-    _lock: Option<std::fs::File>,
+    /// Keeps other jobs out of the run folder, once it is taken; rank 0 holds it for all.
+    lock: Option<std::fs::File>,
+    /// Where it begins.
+    begin: Begin,
+    /// The step of the checkpoint that it goes on from.
+    pub resumed_from: Option<usize>,
     /// Set from outside to end the run after the step under way, saved: the trainer's.
     pub stop: Arc<AtomicBool>,
     /// Where the model comes from.
@@ -75,6 +79,8 @@ pub struct Run {
     pub report: Report,
     /// Held-out batches.
     pub eval: Vec<MicroBatch>,
+    /// How the ranks divide the work.
+    pub layout: Layout,
     /// Weights, gradients, moments.
     pub trainer: Trainer,
     /// Learning rate by step.
@@ -90,7 +96,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Reads and checks everything, then makes the run folder. Until that last step nothing is written.
+    /// Reads and checks everything. Nothing is written: [`Run::take_folder`] does that, when the caller has nothing more to check.
     pub fn open(mut resolved: Resolved, begin: Begin, ops: Arc<dyn Ops>, world: &dyn World, started: Instant) -> Result<Run> {
         let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
@@ -127,17 +133,15 @@ impl Run {
             fixed: Fixed::of(config, &source.arch),
             optim: object(&config.optim),
             steps,
+            layout: layout.to_string(),
             model_dir: source.model_dir.display().to_string(),
         };
         let store = Arc::new(Store::new(&config.log.dir));
         let together = Together::new(world, store.clone())?;
-        let first = world.rank() == 0; // the run folder is its business
+        let mut resumed_from = None;
         let loaded = if begin == Begin::New {
             let (loaded, said) = setup::begin(&mut trainer, config, &source)?;
             notices.extend(said);
-            if first && let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
-                notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
-            }
             loaded
         } else {
             let comm = together.as_ref().map_or(&Solo as &dyn Comm, Together::comm);
@@ -147,16 +151,10 @@ impl Run {
             notices.extend(said);
             state = going_on(&checkpoint, state, &mut notices)?;
             trainer.optimizer.updates = state.updates;
+            resumed_from = Some(state.step);
             Some(loaded)
         };
         let loaded = loaded.map(|traffic| loading(traffic, &trainer)).transpose()?;
-        let lock = if first { Some(run_dir::lock(&config.log.dir)?) } else { None };
-        if first {
-            run_dir::write_config(&config.log.dir, &resolved)?;
-        }
-        if let (Some(together), Begin::New) = (&together, begin) {
-            store.assure_shared(together.comm())?;
-        }
         let schedule = LearningRate::new(&config.optim, steps);
         let report = dataset.report().clone();
         let masker = Masker::new(template.clone(), config.data.loss, tokenizer.added_tokens());
@@ -164,7 +162,10 @@ impl Run {
         Ok(Run {
             started,
             loaded,
-            _lock: lock,
+            lock: None,
+            begin,
+            resumed_from,
+            layout,
             stop: trainer.stop.clone(),
             report,
             source,
@@ -181,6 +182,28 @@ impl Run {
             notices,
             resolved,
         })
+    }
+
+    /// Makes the run folder and keeps other jobs out of it; an earlier run that lies there is moved aside. Every rank calls this.
+    ///
+    /// # Errors
+    /// When the folder cannot be made, another job trains in it, or not every rank sees it.
+    pub fn take_folder(&mut self) -> Result<()> {
+        let dir = self.dir().to_path_buf();
+        // The run folder is the first rank's business.
+        if self.trainer.ranks.mesh.rank == 0 {
+            if self.begin == Begin::New
+                && let Some(old) = run_dir::start(&dir, &inputs(&self.resolved, &self.source))?
+            {
+                self.notices.push(format!("{} held an earlier run, which is now {}", dir.display(), old.display()));
+            }
+            self.lock = Some(run_dir::lock(&dir)?);
+            run_dir::write_config(&dir, &self.resolved)?;
+        }
+        if let (Some(together), Begin::New) = (&self.together, self.begin) {
+            self.store.assure_shared(together.comm())?;
+        }
+        Ok(())
     }
 
     /// The configuration's values.
@@ -336,8 +359,13 @@ fn going_on(checkpoint: &Checkpoint, planned: RunState, notices: &mut Vec<String
         )));
     }
     notices.extend(state.told(&planned));
-    notices.push(format!("resumed from {} (step {})", path.display(), state.step));
-    state.steps = planned.steps;
+    let layout = match (state.layout.as_str(), planned.layout.as_str()) {
+        ("", _) => String::new(),
+        (old, new) if old == new => String::new(),
+        (old, new) => format!("; its layout was {old}, and is now {new}"),
+    };
+    notices.push(format!("resumed from {} (step {}){layout}", path.display(), state.step));
+    (state.steps, state.layout) = (planned.steps, planned.layout);
     (state.model_dir, state.optim) = (planned.model_dir, planned.optim);
     Ok(state)
 }

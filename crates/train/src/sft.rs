@@ -4,7 +4,8 @@ use crate::events::{End, Eval, Event, Notice, Saved, Sink, Start};
 use crate::measure::{Flops, peak_memory, step_event};
 use crate::outcome::StepResult;
 use crate::run::{CheckpointSaved, Run};
-use crate::{Error, Result, guard};
+use crate::guard::{Watch, diagnose, last_good};
+use crate::{Error, Result};
 use std::time::Instant;
 use temper_config::OnNonFinite;
 use temper_data::{MicroBatch, StepBatch};
@@ -22,6 +23,7 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     if run.config().train.eval_every > 0 && run.state.step == 0 {
         evaluate(run, 0, sink)?;
     }
+    let mut watch = Watch::new(run.source.arch.vocab, run.state.step);
     for step in run.state.step + 1..=run.state.steps {
         let clock = Instant::now();
         let batch = run.loader.batch(step - 1);
@@ -46,6 +48,10 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         )));
 
         let last = step == run.state.steps;
+        if let Some(found) = watch.step(step, &done, last) {
+            tell_saved(run.saved(true)?, sink);
+            return Err(Error::Diverged(format!("{found}. {}", last_good(run, watch.good())?)));
+        }
         if due(step, run.config().train.eval_every) || last {
             evaluate(run, step, sink)?;
         }
@@ -69,12 +75,13 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
 
 /// What a NaN or infinity does: ends the run, or is counted.
 fn skip_or_stop(run: &mut Run, step: usize, batch: &StepBatch, done: &StepResult, sink: &mut dyn Sink) -> Result<()> {
-    let found = guard::diagnose(run, step, batch, done)?;
+    let found = diagnose(run, step, batch, done)?;
     if run.config().train.on_non_finite == OnNonFinite::Stop {
-        return Err(Error::NonFinite(found));
+        tell_saved(run.saved(true)?, sink);
+        return Err(Error::Diverged(format!("{found}. {}", last_good(run, step - 1)?)));
     }
     run.state.skipped += 1;
-    sink.event(&Event::Notice(Notice { message: format!("{found} Update skipped"), count: Some(run.state.skipped) }));
+    sink.event(&Event::Notice(Notice { message: format!("{found}. Update skipped"), count: Some(run.state.skipped) }));
     Ok(())
 }
 
@@ -104,6 +111,9 @@ fn announce(run: &mut Run, sink: &mut dyn Sink) {
         backend: run.trainer.ops.name(),
         samples: run.report.kept as usize,
         sequences: run.report.packing.sequences as usize,
+        resumed_from: run.resumed_from,
+        ranks: run.layout.axes.world(),
+        layout: (run.layout.axes.world() > 1).then(|| run.layout.to_string()),
         startup_s: run.started.elapsed().as_secs_f64(),
         loaded: run.loaded.clone(),
     }));
@@ -119,7 +129,7 @@ fn evaluate(run: &Run, step: usize, sink: &mut dyn Sink) -> Result<()> {
     }
     let clock = Instant::now();
     let weight: f64 = run.eval.iter().map(MicroBatch::weight_sum).sum();
-    let loss = run.trainer.evaluate(&run.eval)? / weight;
+    let loss = run.trainer.evaluate(&run.eval, |done, of| sink.evaluating(done, of))? / weight;
     let trained_tokens = run.eval.iter().map(MicroBatch::trained_tokens).sum();
     sink.event(&Event::Eval(Eval { step, loss, perplexity: loss.exp(), trained_tokens, wall_s: clock.elapsed().as_secs_f64() }));
     Ok(())

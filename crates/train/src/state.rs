@@ -25,6 +25,9 @@ pub struct RunState {
     pub optim: Map<String, Value>,
     /// Steps of the whole run as planned.
     pub steps: usize,
+    /// The layout that saved it, in words; empty in checkpoints from before this was recorded.
+    #[serde(default)]
+    pub layout: String,
     /// The base model's folder, for the export.
     pub model_dir: String,
 }

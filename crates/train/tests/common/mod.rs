@@ -155,7 +155,7 @@ impl Job {
         }
         answer.weights = by_name(&trainer, |t, id| host(&*t.ops, t.weights.get(id).unwrap()), f64::NAN, |_| true);
         let eval = self.batch(99);
-        let sum = trainer.evaluate(&eval.micro).unwrap();
+        let sum = trainer.evaluate(&eval.micro, |_, _| ()).unwrap();
         answer.steps.push([sum, 0.0, 0.0, 0.0]);
         answer
     }
@@ -295,7 +295,7 @@ impl Job {
             let (told, settled) = (t.report(&done).unwrap(), t.optimizer.settle(&*ops).unwrap());
             answer.steps.push([told.loss, told.aux_loss.unwrap_or(0.0), told.z_loss.unwrap_or(0.0), settled.grad_norm]);
         }
-        answer.steps.push([t.evaluate(&self.batch(99).micro).unwrap(), 0.0, 0.0, 0.0]);
+        answer.steps.push([t.evaluate(&self.batch(99).micro, |_, _| ()).unwrap(), 0.0, 0.0, 0.0]);
         answer.weights = by_name(&t, |t, id| host(&*t.ops, t.weights.get(id).unwrap()), f64::NAN, |_| true);
         answer
     }
