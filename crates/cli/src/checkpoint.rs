@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use temper_checkpoint::store::{Fault, Listed, Located, look, verify};
 use temper_checkpoint::{ExportOptions, Store, export_checkpoint};
+use temper_monitor::size;
 use temper_tensor::DType;
 
 /// Runs one of the checkpoint commands.
@@ -24,8 +25,8 @@ pub fn run(args: &Checkpoint) -> anyhow::Result<()> {
 struct Entry {
     path: PathBuf,
     bytes: u64,
-    /// How many ranks saved it.
-    ranks: usize,
+    /// How many ranks saved it, where its manifest tells.
+    ranks: Option<usize>,
     fault: Option<Fault>,
     /// How long it took to read every byte of it.
     took: Option<Duration>,
@@ -85,7 +86,7 @@ fn print(entries: &[Entry], json: bool, good: &str) -> io::Result<()> {
     for e in entries {
         let rate = e.gb_per_s().map_or_else(String::new, |r| format!(", read at {r:.2} GB/s"));
         let state = e.fault.as_ref().map_or_else(|| format!("{good}{rate}"), ToString::to_string);
-        table.row([e.path.display().to_string(), size(e.bytes), e.ranks.to_string(), state]);
+        table.row([e.path.display().to_string(), size(e.bytes), e.ranks.map_or("?".into(), |n| n.to_string()), state]);
     }
     say(table)
 }
@@ -101,7 +102,7 @@ fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> any
         }
         Located::Step(dir) => {
             // What several ranks saved is checked as it is read, and of it the weights only are.
-            if look(dir.clone()).ranks == 1 {
+            if look(dir.clone()).ranks.is_none_or(|ranks| ranks == 1) {
                 verify(&dir).map_err(|fault| temper_checkpoint::Error::NotWhole { path: dir.clone(), fault })?;
             }
             dir
@@ -115,13 +116,4 @@ fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> any
     let bytes = export_checkpoint(&step_dir, out, &ExportOptions { dtype, overwrite, ..ExportOptions::default() })?;
     let rate = bytes as f64 / 1e9 / start.elapsed().as_secs_f64().max(1e-9);
     Ok(say(format_args!("{} -> {} ({} of weights at {rate:.2} GB/s)", step_dir.display(), out.display(), size(bytes)))?)
-}
-
-/// Bytes in the unit that suits them.
-fn size(bytes: u64) -> String {
-    match bytes as f64 {
-        b if b >= 1e12 => format!("{:.2} TB", b / 1e12),
-        b if b >= 1e10 => format!("{:.1} GB", b / 1e9),
-        b => format!("{:.1} MB", b / 1e6),
-    }
 }

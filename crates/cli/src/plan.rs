@@ -5,7 +5,7 @@ mod report;
 use crate::args::{Dtype, Plan as Args, PlanAs};
 use crate::exit::BadInput;
 use crate::out::{say, say_json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use temper_config::{Config, Device, devices, devices_from_toml};
 use temper_planner::memory::Overheads;
 use temper_planner::{Account, BUILTIN, Cluster, Job, LayoutRequest, Network, Plan, Precision, Refused, Run, explain, svg};
@@ -173,7 +173,7 @@ fn device(name: &str, file: Option<&Path>) -> anyhow::Result<Device> {
 const MAX_BYTES: u64 = 1 << 20;
 
 fn read(path: &Path) -> anyhow::Result<String> {
-    let bad = |e: &dyn std::fmt::Display| BadInput(format!("{}: {e}", PathBuf::from(path).display()));
+    let bad = |e: &dyn std::fmt::Display| BadInput(format!("--gpu-file {}: {e}. Give a TOML file of devices, as crates/config/src/devices.toml is", path.display()));
     let bytes = std::fs::metadata(path).map_err(|e| bad(&e))?.len();
     if bytes > MAX_BYTES {
         return Err(bad(&format!("{bytes} bytes; a file of devices has at most {MAX_BYTES}")).into());

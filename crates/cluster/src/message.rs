@@ -174,6 +174,8 @@ pub enum Order {
     Go,
     /// The run folder is there: logs belong into it.
     Logs,
+    /// No run folder came to be: write the logs where a user can be sent to.
+    SpareLogs,
     /// Ask the workers to stop, in order (SIGTERM).
     Ask,
     /// End the workers (SIGKILL).

@@ -1,7 +1,7 @@
 //! [`Progress`]: what a person watching sees, a bar on a terminal, plain lines elsewhere.
 
 use crate::losses::Losses;
-use crate::words::{bytes, count, duration, printable, short, thousands};
+use crate::words::{count, duration, printable, short, size, thousands};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -107,7 +107,7 @@ impl Progress {
         if left > 0 {
             parts.push(format!("eta {}", duration(self.pace.seconds() * left as f64)));
         }
-        parts.push(format!("mem {}", bytes(step.mem_peak_bytes)));
+        parts.push(format!("mem {}", size(step.mem_peak_bytes)));
         if step.skipped {
             parts.push("update skipped".to_string());
         }
@@ -181,9 +181,9 @@ fn loaded_line(loaded: &Loading) -> String {
     let Loading { bytes: own, wall_s, gb_per_s, ranks, all_bytes, all_gb_per_s, .. } = loaded;
     let all = match ranks {
         1 => String::new(),
-        _ => format!("  ({ranks} ranks: {}, {} GB/s)", bytes(*all_bytes), short(*all_gb_per_s, 2)),
+        _ => format!("  ({ranks} ranks: {}, {} GB/s)", size(*all_bytes), short(*all_gb_per_s, 2)),
     };
-    format!("read   {} in {}, {} GB/s{all}", bytes(*own), duration(*wall_s), short(*gb_per_s, 2))
+    format!("read   {} in {}, {} GB/s{all}", size(*own), duration(*wall_s), short(*gb_per_s, 2))
 }
 
 fn eval_line(eval: &Eval) -> String {
@@ -200,8 +200,8 @@ fn eval_line(eval: &Eval) -> String {
 fn saved_line(saved: &Saved) -> String {
     let gb_per_s = saved.bytes as f64 / 1e9 / saved.wall_s.max(1e-9);
     let paused = saved.paused_s.map_or(String::new(), |s| format!(", training paused {}", duration(s)));
-    let (size, wall) = (bytes(saved.bytes), duration(saved.wall_s));
-    format!("saved step {}  {}  {size} in {wall}, {} GB/s{paused}", saved.step, saved.path, short(gb_per_s, 2))
+    let (bytes, wall) = (size(saved.bytes), duration(saved.wall_s));
+    format!("saved step {}  {}  {bytes} in {wall}, {} GB/s{paused}", saved.step, saved.path, short(gb_per_s, 2))
 }
 
 fn notice_line(notice: &Notice) -> String {

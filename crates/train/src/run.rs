@@ -100,6 +100,7 @@ impl Run {
     pub fn open(mut resolved: Resolved, begin: Begin, ops: Arc<dyn Ops>, world: &dyn World, started: Instant) -> Result<Run> {
         let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
+        run_dir::check(&config.log.dir)?;
         let source = setup::find_source(&resolved)?;
         let Prepared { source, tokenizer, template, dataset } = setup::prepare(&resolved, source)?;
         dataset.ensure_trainable()?;
