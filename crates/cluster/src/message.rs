@@ -94,6 +94,8 @@ pub struct Failed {
 pub enum Kind {
     /// The rank's own.
     Own,
+    /// The rank's own, and a new start from the last checkpoint would come to the same end.
+    Lasting,
     /// Another rank is gone or silent, and this one cannot go on without it.
     Secondary {
         /// That rank.

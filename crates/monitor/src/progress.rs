@@ -237,3 +237,38 @@ impl Pace {
         self.sum / self.weight
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_evaluation_that_goes_on_says_how_far_it_is() {
+        let out = Shared::default();
+        let mut progress = Progress::new(Target::Lines(Box::new(out.clone())), 1);
+        progress.evaluating(1, 4000);
+        let long_ago = Instant::now().checked_sub(EVAL_EVERY);
+        for done in [1200, 1201] {
+            progress.evaluating = long_ago.filter(|_| done == 1200).or(progress.evaluating);
+            progress.evaluating(done, 4000);
+        }
+        progress.event(&Event::Eval(Eval { step: 3, loss: 2.0, perplexity: 7.4, trained_tokens: 9, wall_s: 31.0 }));
+        let text = String::from_utf8_lossy(&out.0.lock().unwrap()).into_owned();
+        assert!(text.starts_with("evaluating: 1,200 of 4,000 micro-batches\neval after step 3  "), "{text}");
+        assert!(progress.evaluating.is_none(), "the next evaluation has its own clock");
+    }
+}

@@ -174,6 +174,25 @@ fn the_curve_of_a_run_that_fails_is_drawn_too() {
     assert!(fs::read_to_string(&svg).unwrap().contains("step 8"));
 }
 
+/// A sink that is only told how far an evaluation is.
+struct Heard(Arc<Mutex<Vec<(usize, usize)>>>);
+
+impl Sink for Heard {
+    fn event(&mut self, _: &Event) {}
+
+    fn evaluating(&mut self, done: usize, of: usize) {
+        self.0.lock().unwrap().push((done, of));
+    }
+}
+
+#[test]
+fn every_sink_hears_of_a_long_evaluation() {
+    let heard = Arc::<Mutex<Vec<_>>>::default();
+    let mut fan = Fan::new().with(Heard(heard.clone())).with(Heard(heard.clone()));
+    fan.evaluating(3, 7);
+    assert_eq!(*heard.lock().unwrap(), [(3, 7), (3, 7)]);
+}
+
 #[test]
 fn plain_lines_say_what_happened() {
     let out = Shared::default();

@@ -19,7 +19,7 @@ const FAR: f64 = 2.0;
 pub struct Watch {
     uniform: f64,
     first: Option<f64>,
-    /// The last step that was not bad.
+    /// The last step whose weights were seen to be good: the one before the last that was not bad.
     good: usize,
     bad: usize,
 }
@@ -35,7 +35,7 @@ impl Watch {
         let first = *self.first.get_or_insert(done.loss);
         let limit = FAR * if first.is_finite() { self.uniform.max(first) } else { self.uniform };
         if done.updated && done.loss <= limit {
-            (self.good, self.bad) = (step, 0);
+            (self.good, self.bad) = (step - 1, 0);
             return None;
         }
         self.bad += 1;
@@ -51,7 +51,12 @@ impl Watch {
         })
     }
 
-    /// The last step before things went wrong.
+    /// Whether the last step was good, so that old checkpoints may go.
+    pub fn is_good(&self) -> bool {
+        self.bad == 0
+    }
+
+    /// The last step that left weights with which another went well.
     pub fn good(&self) -> usize {
         self.good
     }
@@ -62,7 +67,7 @@ pub fn last_good(run: &Run, step: usize) -> Result<String> {
     let whole = run.store.list()?.into_iter().filter(|c| c.fault.is_none() && c.step <= step);
     Ok(match whole.last() {
         Some(c) => format!("The last checkpoint from before is {} (--resume {})", c.path.display(), c.step),
-        None => "There is no checkpoint from before".into(),
+        None => "No checkpoint from before is there".into(),
     })
 }
 
@@ -123,7 +128,7 @@ mod tests {
     #[test]
     fn leaps_and_high_losses_are_not() {
         let leaps: Vec<f64> = (0..40).map(|n| if n % 10 == 0 { 5.0 } else { 50.0 }).collect();
-        assert_eq!(watched(&[&leaps[..], &[5.0]].concat()), (41, None));
+        assert_eq!(watched(&[&leaps[..], &[5.0]].concat()), (40, None));
         assert_eq!(watched(&[2.0; 40]).1, None);
         assert_eq!(watched(&[&[2.0; 9], &[11.0; 30][..]].concat()).1, None, "bad, but not beyond guessing");
     }

@@ -91,6 +91,8 @@ pub struct Run {
     pub store: Arc<Store>,
     /// With other ranks, what it takes to save and load with them.
     together: Option<Together>,
+    /// Whether a save removes old checkpoints: not while the steps are bad.
+    pub prunes: bool,
     /// Things to tell the user once events flow.
     pub notices: Vec<String>,
 }
@@ -180,6 +182,7 @@ impl Run {
             state,
             store,
             together,
+            prunes: true,
             notices,
             resolved,
         })
@@ -250,7 +253,7 @@ impl Run {
     fn kept(&self, saved: Saved, took: Duration, paused: Option<Duration>) -> Result<CheckpointSaved> {
         let keep = &self.config().checkpoint;
         let first = self.trainer.ranks.mesh.rank == 0;
-        let notices = if first { self.store.prune(keep.keep_last, keep.keep_every)? } else { Vec::new() };
+        let notices = if first && self.prunes { self.store.prune(keep.keep_last, keep.keep_every)? } else { Vec::new() };
         Ok(CheckpointSaved { step: saved.step, path: saved.path.display().to_string(), bytes: saved.bytes, took, paused, notices })
     }
 

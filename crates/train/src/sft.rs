@@ -30,7 +30,7 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         let lr = run.schedule.at(step);
         let done = run.trainer.step(&batch, lr)?;
         if !done.updated {
-            skip_or_stop(run, step, &batch, &done, sink)?;
+            skip_or_stop(run, (step, watch.good()), &batch, &done, sink)?;
         }
         run.state.step = step;
         run.state.updates = run.trainer.optimizer.updates;
@@ -49,15 +49,15 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
 
         let last = step == run.state.steps;
         if let Some(found) = watch.step(step, &done, last) {
-            tell_saved(run.saved(true)?, sink);
-            return Err(Error::Diverged(format!("{found}. {}", last_good(run, watch.good())?)));
+            return diverged(run, &found, watch.good(), sink);
         }
+        run.prunes = watch.is_good();
         if due(step, run.config().train.eval_every) || last {
             evaluate(run, step, sink)?;
         }
         let stop = done.stop && !last;
         if due(step, run.config().checkpoint.every) || last || stop {
-            save(run, sink)?;
+            tell_saved(run.save()?, sink);
         }
         tell_saved(run.saved(stop)?, sink);
         if stop {
@@ -73,16 +73,21 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     Ok(end)
 }
 
-/// What a NaN or infinity does: ends the run, or is counted.
-fn skip_or_stop(run: &mut Run, step: usize, batch: &StepBatch, done: &StepResult, sink: &mut dyn Sink) -> Result<()> {
+/// What a NaN or infinity does: ends the run, or is counted. `good` is the last step that left good weights.
+fn skip_or_stop(run: &mut Run, (step, good): (usize, usize), batch: &StepBatch, done: &StepResult, sink: &mut dyn Sink) -> Result<()> {
     let found = diagnose(run, step, batch, done)?;
     if run.config().train.on_non_finite == OnNonFinite::Stop {
-        tell_saved(run.saved(true)?, sink);
-        return Err(Error::Diverged(format!("{found}. {}", last_good(run, step - 1)?)));
+        return diverged(run, &found, good, sink);
     }
     run.state.skipped += 1;
     sink.event(&Event::Notice(Notice { message: format!("{found}. Update skipped"), count: Some(run.state.skipped) }));
     Ok(())
+}
+
+/// Ends a run for what was `found`, when what it still saves is there.
+fn diverged<T>(run: &mut Run, found: &str, good: usize, sink: &mut dyn Sink) -> Result<T> {
+    tell_saved(run.saved(true)?, sink);
+    Err(Error::Diverged(format!("{found}. {}", last_good(run, good)?)))
 }
 
 /// A run that is resumed after its last step: nothing to train, but the export is made if it is missing.
@@ -132,12 +137,6 @@ fn evaluate(run: &Run, step: usize, sink: &mut dyn Sink) -> Result<()> {
     let loss = run.trainer.evaluate(&run.eval, |done, of| sink.evaluating(done, of))? / weight;
     let trained_tokens = run.eval.iter().map(MicroBatch::trained_tokens).sum();
     sink.event(&Event::Eval(Eval { step, loss, perplexity: loss.exp(), trained_tokens, wall_s: clock.elapsed().as_secs_f64() }));
-    Ok(())
-}
-
-/// Saves a checkpoint.
-fn save(run: &mut Run, sink: &mut dyn Sink) -> Result<()> {
-    tell_saved(run.save()?, sink);
     Ok(())
 }
 

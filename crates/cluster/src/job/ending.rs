@@ -208,6 +208,10 @@ impl Job {
         if code == 2 {
             return Some("no restart: the same input would fail again".into());
         }
+        let lasting = |c: &Cause| matches!(c, Cause::Said(Failed { kind: Kind::Lasting, .. }));
+        if self.failures.iter().any(|(rank, c)| *rank == first && lasting(c)) {
+            return Some("no restart: it would come to the same end".into());
+        }
         if let Some(gone) = self.members.iter().find(|m| m.gone) {
             return Some(format!("no restart: {} is gone", gone.host));
         }

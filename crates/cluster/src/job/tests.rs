@@ -205,3 +205,13 @@ fn logs_are_kept_outside_the_run_folder_only_where_they_are_told_of() {
     let (kept, text) = unready(told(2), 2);
     assert!(!kept && text == "1 other rank stopped because of it", "{text}");
 }
+
+#[test]
+fn what_would_come_to_the_same_end_is_not_started_again() {
+    let (mut job, now) = under_way(1, 3);
+    let acts = job.take(0, failed(0, "the run has diverged", Kind::Lasting), now);
+    assert_eq!(said(&acts), "error: rank 0: the run has diverged");
+    let acts = job.take(0, exited(0, Exit::Code(3)), now);
+    assert!(said(&acts).ends_with("no restart: it would come to the same end"), "{acts:?}");
+    assert_eq!(acts.last(), Some(&Act::Over(3)));
+}
