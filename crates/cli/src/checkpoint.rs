@@ -1,16 +1,17 @@
 //! `temper checkpoint`
 
 use crate::args::{Checkpoint, Dtype};
-use crate::exit::Negative;
+use crate::exit::{BadInput, Negative};
 use crate::out::say;
 use crate::table::Table;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use temper_checkpoint::store::{Fault, Listed, Located, look, verify};
-use temper_checkpoint::{ExportOptions, Store, export_checkpoint};
+use temper_checkpoint::{Error, ExportOptions, Store, export_checkpoint};
 use temper_monitor::size;
 use temper_tensor::DType;
+use temper_train::run_dir::is_of_the_path;
 
 /// Runs one of the checkpoint commands.
 pub fn run(args: &Checkpoint) -> anyhow::Result<()> {
@@ -113,7 +114,13 @@ fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> any
         Dtype::Bf16 => DType::BF16,
         Dtype::F32 => DType::F32,
     });
-    let bytes = export_checkpoint(&step_dir, out, &ExportOptions { dtype, overwrite, ..ExportOptions::default() })?;
+    let options = ExportOptions { dtype, overwrite, ..ExportOptions::default() };
+    let bytes = export_checkpoint(&step_dir, out, &options).map_err(|e| match &e {
+        Error::Io { path, cause, .. } if is_of_the_path(cause) && !path.starts_with(&step_dir) => {
+            BadInput(format!("--out {}: {e}. Choose another folder", out.display())).into()
+        }
+        _ => anyhow::Error::from(e),
+    })?;
     let rate = bytes as f64 / 1e9 / start.elapsed().as_secs_f64().max(1e-9);
     Ok(say(format_args!("{} -> {} ({} of weights at {rate:.2} GB/s)", step_dir.display(), out.display(), size(bytes)))?)
 }

@@ -70,7 +70,8 @@ pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> 
     run.take_folder()?;
     rank.ready();
     if run.config().log.sample_prompt.is_some() && !run.layout.is_whole() {
-        run.notices.push(format!("log.sample_prompt: in this layout ({}) no rank has the whole model, so it will not be answered", run.layout));
+        run.notices
+            .push(format!("log.sample_prompt: in this layout ({}) no rank has the whole model, so it will not be answered", run.layout));
     }
     let mut sinks = Fan::new();
     if rank.speaks() {
@@ -85,18 +86,15 @@ pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> 
     }
     // Here, while the other ranks still listen.
     train(&mut run, &mut sinks).map_err(anyhow::Error::from).inspect_err(|e| rank.give_up(e))?;
-    if !rank.speaks() {
-        return Ok(());
-    }
     if let Some(prompt) = run.config().log.sample_prompt.clone().filter(|_| run.layout.is_whole()) {
-        // The run is done and saved: a prompt that cannot be answered does not make it fail. The other ranks have ended, or soon do:
-        // none of them is needed, and so none waits.
         rank.doing("answering log.sample_prompt");
-        if let Err(error) = reply(&run, &prompt) {
+        // The run is done and saved: a prompt that cannot be answered does not make it fail.
+        let answered = run.on_first(|| Ok(reply(&run, &prompt)))?;
+        if let Some(Err(error)) = answered {
             tell(format_args!("note: log.sample_prompt is not answered: {error}"));
         }
     }
-    Ok(whereabouts(&run)?)
+    Ok(if rank.speaks() { whereabouts(&run) } else { Ok(()) }?)
 }
 
 /// The first Ctrl-C (or SIGTERM, as schedulers send it) ends the run after the step under way, saved; the second at once, and so does one

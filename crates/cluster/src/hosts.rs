@@ -55,11 +55,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Host>> {
         hosts.push((n + 1, host));
     }
     if hosts.is_empty() {
-        return Err(Error::Hostfile {
-            path: path.into(),
-            line: 1,
-            what: format!("no host. Write {FORMS}"),
-        });
+        return Err(Error::Hostfile { path: path.into(), line: 1, what: format!("no host. Write {FORMS}") });
     }
     Ok(hosts.into_iter().map(|(_, host)| host).collect())
 }

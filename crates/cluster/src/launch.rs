@@ -73,12 +73,9 @@ impl Launch {
         let Some((ssh, own)) = self.ssh.split_first() else { return Err(Error::Input("--ssh is empty. Give a program, e.g. ssh".into())) };
         let mut command = Command::new(ssh);
         command.args(own).arg(&host.name).arg(self.line(node, host)?);
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|e| Error::Input(format!("--ssh {}: it cannot be started for {}: {e}. Give a program, e.g. ssh", ssh.display(), host.name)))?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|e| {
+            Error::Input(format!("--ssh {}: it cannot be started for {}: {e}. Give a program, e.g. ssh", ssh.display(), host.name))
+        })?;
         if let Some(stdin) = &mut child.stdin {
             // The secret is not on a command line, where everybody reads it. An ssh that has failed already is noticed by its end.
             let _ = writeln!(stdin, "{token}");

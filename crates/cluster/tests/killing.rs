@@ -46,8 +46,11 @@ fn the_same_failure_of_all_is_told_once() {
 #[test]
 fn a_bad_input_has_its_exit_code_and_leaves_nothing() {
     let job = Job::new(2, "all=early").with("TEST_RESTARTS", 3);
-    let done =
-        job.run().exits(2, 15).says(&["error: data.jsonl: no such file", "1 other rank failed in the same way", "no restart: the same input"]);
+    let done = job.run().exits(2, 15).says(&[
+        "error: data.jsonl: no such file",
+        "1 other rank failed in the same way",
+        "no restart: the same input",
+    ]);
     assert!(!job.dir.path().join("run").exists());
     let spare = job.dir.path().join("tmp");
     assert!(!done.err.contains("logs: ") && fs::read_dir(spare).unwrap().next().is_none(), "{done:#?}");

@@ -217,7 +217,8 @@ fn ranks_on_two_hosts_reach_each_other() {
         Err(why) => return eprintln!("SKIPPED: no network namespaces here: {why}"),
     };
     // Ranks 0 and 1 on one host, 2 and 3 on the other: every pair within and between hosts is linked.
-    let mut workers: Vec<Worker> =
-        (0..4).map(|rank| Worker::start(&["ip", "netns", "exec", &hosts.names[rank / 2]], "collectives", rank, 4, "10.77.1.1:29500")).collect();
+    let mut workers: Vec<Worker> = (0..4)
+        .map(|rank| Worker::start(&["ip", "netns", "exec", &hosts.names[rank / 2]], "collectives", rank, 4, "10.77.1.1:29500"))
+        .collect();
     workers.iter_mut().for_each(|w| w.wait_for("worker is done"));
 }

@@ -15,7 +15,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
-use temper_checkpoint::store::Committed;
+use temper_checkpoint::store::{Committed, on_first};
 use temper_checkpoint::{Checkpoint, ExportOptions, Saved, Sidecar, Store};
 use temper_comm::{Comm, Solo, World};
 use temper_config::{Config, Resolved};
@@ -257,27 +257,31 @@ impl Run {
         Ok(CheckpointSaved { step: saved.step, path: saved.path.display().to_string(), bytes: saved.bytes, took, paused, notices })
     }
 
-    /// Writes the weights as a Hugging Face folder, `hf/` of the run folder.
-    pub fn export(&self) -> Result<()> {
-        if self.together.is_some() {
-            return self.export_saved();
-        }
-        let weights = self.trainer.masters()?;
-        let options =
-            ExportOptions { dtype: self.config().checkpoint.export_dtype.map(dtype_of), overwrite: true, ..ExportOptions::default() };
-        temper_checkpoint::export(&self.dir().join("hf"), &self.trainer.model.params, &weights.views(), &self.sidecar(), &options)?;
+    /// Writes the weights as a Hugging Face folder, `hf/` of the run folder; unless `again`, one that is there stays. Every rank calls this:
+    /// of several none has the whole model, and the first exports the last checkpoint.
+    pub fn export(&self, again: bool) -> Result<()> {
+        let out = self.dir().join("hf");
+        let dtype = self.config().checkpoint.export_dtype.map(dtype_of);
+        let options = ExportOptions { dtype, overwrite: true, ..ExportOptions::default() };
+        let whole = self.together.is_none() && (again || !out.exists());
+        let weights = if whole { Some(self.trainer.masters()?) } else { None };
+        self.on_first(|| match &weights {
+            _ if out.exists() && !again => Ok(()),
+            Some(weights) => temper_checkpoint::export(&out, &self.trainer.model.params, &weights.views(), &self.sidecar(), &options),
+            None => temper_checkpoint::export_checkpoint(&self.store.step_dir(self.state.step), &out, &options).map(|_| ()),
+        })?;
         Ok(())
     }
 
-    /// Of several ranks none has the whole model: the first exports the last checkpoint, the others have nothing to do.
-    fn export_saved(&self) -> Result<()> {
-        let mesh = &self.trainer.ranks.mesh;
-        if mesh.rank == 0 {
-            let options =
-                ExportOptions { dtype: self.config().checkpoint.export_dtype.map(dtype_of), overwrite: true, ..ExportOptions::default() };
-            temper_checkpoint::export_checkpoint(&self.store.step_dir(self.state.step), &self.dir().join("hf"), &options)?;
-        }
-        Ok(())
+    /// Does something on the first rank while the others wait, however long it takes. Every rank calls this; nothing on the others.
+    ///
+    /// # Errors
+    /// The first rank's, on all of them.
+    pub fn on_first<T>(&self, work: impl FnOnce() -> temper_checkpoint::Result<T>) -> Result<Option<T>> {
+        Ok(match &self.together {
+            Some(together) => on_first(together.comm(), work)?,
+            None => Some(work()?),
+        })
     }
 
     /// The files beside the weights that make a folder a model, and the end-of-turn token that chat training taught.

@@ -1,10 +1,10 @@
 //! Supervised fine-tuning: the loop from the first step to the last, with evaluation and checkpoints.
 
 use crate::events::{End, Eval, Event, Notice, Saved, Sink, Start};
+use crate::guard::{Watch, diagnose, last_good};
 use crate::measure::{Flops, peak_memory, step_event};
 use crate::outcome::StepResult;
 use crate::run::{CheckpointSaved, Run};
-use crate::guard::{Watch, diagnose, last_good};
 use crate::{Error, Result};
 use std::time::Instant;
 use temper_config::OnNonFinite;
@@ -66,7 +66,7 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     }
     tell_saved(run.saved(true)?, sink);
     if run.config().checkpoint.export {
-        run.export()?;
+        run.export(true)?;
     }
     (end.step, end.skipped, end.wall_s) = (run.state.step, run.state.skipped, began.elapsed().as_secs_f64());
     sink.event(&Event::End(end.clone()));
@@ -96,8 +96,8 @@ fn finish_again(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     for message in std::mem::take(&mut run.notices) {
         sink.event(&Event::Notice(Notice { message, count: None }));
     }
-    if run.config().checkpoint.export && !run.dir().join("hf").exists() {
-        run.export()?;
+    if run.config().checkpoint.export {
+        run.export(false)?;
     }
     Ok(End { step: run.state.step, loss: f64::NAN, tokens: 0, wall_s: 0.0, skipped: run.state.skipped })
 }

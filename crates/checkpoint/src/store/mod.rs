@@ -22,7 +22,7 @@ pub use kind::Kind;
 pub(crate) use load::base_dtype;
 pub use manifest::{Fault, Manifest, verify};
 pub use save::Saved;
-pub use sharded::{Checkpoint, Committed, Entry, Request, Saver, Snapshot, own_ranges};
+pub use sharded::{Checkpoint, Committed, Entry, Request, Saver, Snapshot, on_first, own_ranges};
 
 use crate::{
     Error, Result,
@@ -88,7 +88,9 @@ impl Store {
     /// # Errors
     /// [`Error::Bad`] when it is neither.
     pub fn locate(path: &Path) -> Result<Located> {
-        let path = path.canonicalize().map_err(|e| Error::bad(path, format!("{e}. Give the folder of a run (its log.dir), or one of its checkpoints")))?;
+        let path = path
+            .canonicalize()
+            .map_err(|e| Error::bad(path, format!("{e}. Give the folder of a run (its log.dir), or one of its checkpoints")))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.join(manifest::NAME).is_file() || step_of(&name).is_some() {
             return Ok(Located::Step(path));

@@ -25,7 +25,12 @@ pub fn run(args: &Verify, cli: &Cli) -> anyhow::Result<()> {
         return Err(BadInput(format!("--tol {tol}: give a relative error between 0 and 1")).into());
     }
     if let Some(golden) = &args.golden {
-        std::fs::metadata(golden).map_err(|e| BadInput(format!("--golden {}: {e}. Give a safetensors file of another program's values, or leave it out with --layout", golden.display())))?;
+        std::fs::metadata(golden).map_err(|e| {
+            BadInput(format!(
+                "--golden {}: {e}. Give a safetensors file of another program's values, or leave it out with --layout",
+                golden.display()
+            ))
+        })?;
     }
     let folder = resolve_model(&args.model, Path::new(""), "main", true)?;
     let wanted = Wanted::of(args.layout.as_deref(), &folder)?;

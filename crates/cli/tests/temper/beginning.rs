@@ -6,13 +6,14 @@ use rustix::process::Signal;
 use std::{fs, process::Command};
 
 #[test]
-fn a_folder_that_cannot_hold_a_run_is_bad_input() {
+fn places_that_cannot_be_written_are_bad_input() {
     let case = Case::tiny();
     case.write("file", "");
     for dir in ["file", "file/run", "/dev/null/run", "/proc/run"] {
         let set = format!("log.dir={dir}");
         case.sft("config.toml", &[&set]).exits(2).says(&["error: log.dir: ", "Choose another log.dir"]);
     }
+    case.temper(&["plan", "--model", "Qwen3-8B", "--gpus", "8", "--svg", "absent/plan.svg"]).exits(2).says(&["--svg absent/plan.svg"]);
     let done = case.sft("config.toml", &["log.dir=file", "parallel.dp=2"]).exits(2).says(&["log.dir: "]);
     assert!(!done.stderr.contains("logs: "), "{done:#?}");
     // The folder is good, but what a resume writes on in it is not.
@@ -20,6 +21,7 @@ fn a_folder_that_cannot_hold_a_run_is_bad_input() {
     fs::remove_file(case.path("run/events.jsonl")).unwrap();
     fs::create_dir(case.path("run/events.jsonl")).unwrap();
     case.resume("config.toml", &["train.steps=5"]).exits(2).says(&["log.dir: ", "run/events.jsonl"]);
+    case.temper(&["checkpoint", "export", "run", "--out", "file/model"]).exits(2).says(&["file/model"]);
 }
 
 #[test]
@@ -28,7 +30,10 @@ fn files_that_are_absent_are_named_with_what_they_are_for() {
     fs::write(case.path("hosts"), b"gpu-1\n\xff\n").unwrap();
     for (args, said) in [
         (&["sft", "absent.toml"][..], &["absent.toml: the configuration cannot be read", "Give a TOML file"][..]),
-        (&["generate", "../common/tiny-tokenizer", "--prompt", "a"], &["config.json: the model's configuration cannot be read", "Give a Hugging Face"]),
+        (
+            &["generate", "../common/tiny-tokenizer", "--prompt", "a"],
+            &["config.json: the model's configuration cannot be read", "Give a Hugging Face"],
+        ),
         (&["verify", "../common/tiny-qwen3", "--golden", "absent"], &["--golden absent", "Give a safetensors file"]),
         (&["checkpoint", "list", "absent"], &["absent: ", "Give the folder of a run"]),
         (&["launch", "--hostfile", "absent", "--", "sft", "config.toml"], &["--hostfile absent", "one host a line"]),

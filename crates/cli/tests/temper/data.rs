@@ -114,7 +114,8 @@ fn a_preview_marks_what_is_cut() {
     let preview = ["data", "preview", "config.toml", "--set", "data.seq_len=24"];
     let whole = case.temper(&preview[..3]).ok();
     assert!(!whole.stdout.contains("cut at"), "{whole:#?}");
-    let with = |policy: &str, more: &[&str]| case.temper(&[&preview[..], &["--set", &format!("data.over_long={policy}")], more].concat()).ok();
+    let with =
+        |policy: &str, more: &[&str]| case.temper(&[&preview[..], &["--set", &format!("data.over_long={policy}")], more].concat()).ok();
     with("truncate", &[]).says(&["  24 tokens of ", " (cut at data.seq_len), "]);
     let lines = with("split", &["--json"]).lines();
     let first = lines.iter().filter(|l| l["row"] == 1);

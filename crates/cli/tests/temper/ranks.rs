@@ -280,5 +280,5 @@ fn ranks_of_two_hosts_train_over_the_network() {
     job.until("a step", || case.has("cut/events.jsonl") && case.steps("cut").len() > 1);
     hosts.cut();
     let done = job.finish();
-    assert!(done.code != 0 && done.stderr.contains("gave no sign of life"), "{done:#?}");
+    assert!(done.code != 0 && done.stderr.contains("is gone: no sign of life for 3.0 s"), "{done:#?}");
 }

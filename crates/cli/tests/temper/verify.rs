@@ -78,5 +78,7 @@ fn layouts_that_do_not_fit_are_refused_with_a_remedy() {
         verify(&case, name, &["--layout", layout]).exits(2).says(said);
     }
     verify(&case, "qwen3_dense", &[]).exits(2).says(&["--golden"]);
-    verify(&case, "qwen3_dense", &["--layout", "tp=2", "--device", "cuda"]).exits(2).says(&["--device cuda", "as threads on the processor, not on GPUs"]);
+    verify(&case, "qwen3_dense", &["--layout", "tp=2", "--device", "cuda"])
+        .exits(2)
+        .says(&["--device cuda", "as threads on the processor, not on GPUs"]);
 }
