@@ -58,10 +58,8 @@ pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> 
     let world = rank.join(&resolved, &backend, Duration::from_secs(args.patience.into()))?;
     rank.doing("reading model and data");
     let mut run = Run::open(resolved, begin, ops, &*world, started)?;
-    let recorder = match traced {
-        Some((steps, traced, file)) => Some(StepTrace::new(traced, steps, run.state.step + 1..=run.state.steps, file)?),
-        None => None,
-    };
+    let steps = run.state.step + 1..=run.state.steps;
+    let recorder = traced.map(|(wanted, traced, file)| StepTrace::new(traced, wanted, steps, file)).transpose()?;
     // From here on a signal leaves something to go on from.
     let _ = stops.set(run.stop.clone());
     if rank.is_supervised() {
@@ -73,17 +71,7 @@ pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> 
         run.notices
             .push(format!("log.sample_prompt: in this layout ({}) no rank has the whole model, so it will not be answered", run.layout));
     }
-    let mut sinks = Fan::new();
-    if rank.speaks() {
-        let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
-        sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
-    }
-    if let Some(recorder) = recorder {
-        sinks = sinks.with(recorder);
-    }
-    if let Some(beats) = rank.beats() {
-        sinks = sinks.with(beats);
-    }
+    let mut sinks = sinks(&run, rank, recorder)?;
     // Here, while the other ranks still listen.
     train(&mut run, &mut sinks).map_err(anyhow::Error::from).inspect_err(|e| rank.give_up(e))?;
     if let Some(prompt) = run.config().log.sample_prompt.clone().filter(|_| run.layout.is_whole()) {
@@ -95,6 +83,22 @@ pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> 
         }
     }
     Ok(if rank.speaks() { whereabouts(&run) } else { Ok(()) }?)
+}
+
+/// Who hears of the run: on the rank that speaks the screen and the run folder, a trace if one is recorded, the supervisor if there is one.
+fn sinks(run: &Run, rank: &Rank, recorder: Option<StepTrace>) -> anyhow::Result<Fan> {
+    let mut sinks = Fan::new();
+    if rank.speaks() {
+        let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
+        sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
+    }
+    if let Some(recorder) = recorder {
+        sinks = sinks.with(recorder);
+    }
+    if let Some(beats) = rank.beats() {
+        sinks = sinks.with(beats);
+    }
+    Ok(sinks)
 }
 
 /// The first Ctrl-C (or SIGTERM, as schedulers send it) ends the run after the step under way, saved; the second at once, and so does one

@@ -4,6 +4,7 @@
 use crate::Result;
 use crate::outcome::StepResult;
 use crate::run::Run;
+use crate::state::RunState;
 use temper_data::{SampleId, StepBatch};
 
 /// Steps in a row that are bad before a run counts as diverged.
@@ -14,26 +15,27 @@ const MOST_BAD_LAST: usize = 3;
 const FAR: f64 = 2.0;
 
 /// Watches for divergence. A step is bad when its update was skipped, or when its loss is twice what both a model that gives every token
-/// the same probability (ln V, of V tokens of the vocabulary) and the first step of this process had: single batches do that, many in a
-/// row do not.
+/// the same probability (ln V, of V tokens of the vocabulary) and the first step of the run had: single batches do that, many in a row
+/// do not.
 pub struct Watch {
     uniform: f64,
-    first: Option<f64>,
+    /// The first loss of the run that was a number.
+    pub first: Option<f64>,
     /// The last step whose weights were seen to be good: the one before the last that was not bad.
     good: usize,
     bad: usize,
 }
 
 impl Watch {
-    /// For a run that has done `step` steps, of a model with so many tokens.
-    pub fn new(vocab: usize, step: usize) -> Watch {
-        Watch { uniform: (vocab as f64).ln(), first: None, good: step, bad: 0 }
+    /// For a run in this state, of a model with so many tokens.
+    pub fn new(vocab: usize, state: &RunState) -> Watch {
+        Watch { uniform: (vocab as f64).ln(), first: state.first_loss, good: state.step.saturating_sub(1), bad: 0 }
     }
 
     /// Takes a step, the last one of the run or not. Returns what is wrong when the run has diverged.
     pub fn step(&mut self, step: usize, done: &StepResult, last: bool) -> Option<String> {
-        let first = *self.first.get_or_insert(done.loss);
-        let limit = FAR * if first.is_finite() { self.uniform.max(first) } else { self.uniform };
+        self.first = self.first.or(Some(done.loss).filter(|loss| loss.is_finite()));
+        let limit = FAR * self.first.map_or(self.uniform, |first| self.uniform.max(first));
         if done.updated && done.loss <= limit {
             (self.good, self.bad) = (step - 1, 0);
             return None;
@@ -42,7 +44,7 @@ impl Watch {
         let enough = if last { MOST_BAD_LAST.min(step) } else { MOST_BAD };
         (self.bad >= enough).then(|| {
             let what = if done.updated { "losses far beyond where they began" } else { "updates that had to be skipped" };
-            let (loss, uniform) = (done.loss, self.uniform);
+            let (loss, first, uniform) = (done.loss, self.first.unwrap_or(f64::NAN), self.uniform);
             format!(
                 "the run has diverged: {what}, {} steps in a row up to step {step} (loss {loss:.3}; the first was {first:.3}, and guessing would have \
                  {uniform:.3}). Lower optim.lr, lengthen optim.warmup or lower optim.clip",
@@ -66,8 +68,8 @@ impl Watch {
 pub fn last_good(run: &Run, step: usize) -> Result<String> {
     let whole = run.store.list()?.into_iter().filter(|c| c.fault.is_none() && c.step <= step);
     Ok(match whole.last() {
-        Some(c) => format!("The last checkpoint from before is {} (--resume {})", c.path.display(), c.step),
-        None => "No checkpoint from before is there".into(),
+        Some(c) => format!("The last checkpoint that a later step has shown to be good is {} (--resume {})", c.path.display(), c.step),
+        None => "No checkpoint is there that a later step has shown to be good".into(),
     })
 }
 
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     fn watched(losses: &[f64]) -> (usize, Option<String>) {
-        let mut watch = Watch::new(256, 0); // ln 256 = 5.545
+        let mut watch = Watch { uniform: 256f64.ln(), first: None, good: 0, bad: 0 }; // 5.545
         for (n, loss) in losses.iter().enumerate() {
             let done = StepResult { loss: *loss, aux_loss: None, z_loss: None, grad_norm: 1.0, updated: loss.is_finite(), stop: false };
             if let Some(found) = watch.step(n + 1, &done, n + 1 == losses.len()) {

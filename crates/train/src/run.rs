@@ -136,6 +136,7 @@ impl Run {
             fixed: Fixed::of(config, &source.arch),
             optim: object(&config.optim),
             steps,
+            first_loss: None,
             layout: layout.to_string(),
             model_dir: source.model_dir.display().to_string(),
         };

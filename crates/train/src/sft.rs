@@ -23,7 +23,7 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     if run.config().train.eval_every > 0 && run.state.step == 0 {
         evaluate(run, 0, sink)?;
     }
-    let mut watch = Watch::new(run.source.arch.vocab, run.state.step);
+    let mut watch = Watch::new(run.source.arch.vocab, &run.state);
     for step in run.state.step + 1..=run.state.steps {
         let clock = Instant::now();
         let batch = run.loader.batch(step - 1);
@@ -51,7 +51,7 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         if let Some(found) = watch.step(step, &done, last) {
             return diverged(run, &found, watch.good(), sink);
         }
-        run.prunes = watch.is_good();
+        (run.prunes, run.state.first_loss) = (watch.is_good(), watch.first);
         if due(step, run.config().train.eval_every) || last {
             evaluate(run, step, sink)?;
         }

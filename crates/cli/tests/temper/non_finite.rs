@@ -36,7 +36,11 @@ fn ranks_locate_a_nan_together() {
         let done = case.sft("config.toml", &sets).exits(1);
         done.says(&["step 1: ", "first in weight model.layers.1.mlp.down_proj.weight", "chat.jsonl:1,"]);
         let skip = [&sets[..], &["train.on_non_finite=skip", "train.steps=3", "checkpoint.export=false"]].concat();
-        case.sft("config.toml", &skip).exits(1).says(&["Update skipped (3)", "the run has diverged", "No checkpoint from before is there"]);
+        case.sft("config.toml", &skip).exits(1).says(&[
+            "Update skipped (3)",
+            "the run has diverged",
+            "No checkpoint is there that a later step has shown to be good",
+        ]);
     }
 }
 
@@ -47,7 +51,7 @@ fn a_diverging_run_stops_before_its_weights_are_spoilt() {
     let steps = case.steps("run");
     let last = steps.len();
     assert!(last > 0 && last < 30);
-    stopped.says(&[&format!("step {}: ", last + 1), "chat.jsonl:", "The last checkpoint from before is"]);
+    stopped.says(&[&format!("step {}: ", last + 1), "chat.jsonl:", "The last checkpoint that a later step has shown to be good is"]);
     assert!(steps.iter().all(|s| s["loss"].is_number() && s["grad_norm"].is_number()));
     assert_eq!(case.checkpoints("run").last(), Some(&last));
     case.temper(&["checkpoint", "verify", "run"]).ok();
@@ -90,4 +94,7 @@ fn a_run_whose_loss_runs_away_fails_and_exports_nothing() {
     // Step 3 began with good weights and left bad ones.
     assert!(done.stderr.contains("step-000002 (--resume 2)") && !case.has("run/hf"), "{done:#?}");
     assert_eq!(case.checkpoints("run"), [1, 2, 3, 4, 5, 6, 7]);
+    // Who goes on from where it was lost is measured by where the run began, and not by what it had become.
+    let lost = [&sets[..], &["train.steps=12", "optim.lr=10.0"]].concat();
+    case.resume("config.toml", &lost).exits(1).says(&["the run has diverged", "the first was 5.950"]);
 }
