@@ -66,8 +66,8 @@ impl Watch {
 
 /// Names the newest whole checkpoint of `step` or before, in words that end an error.
 pub fn last_good(run: &Run, step: usize) -> Result<String> {
-    let whole = run.store.list()?.into_iter().filter(|c| c.fault.is_none() && c.step <= step);
-    Ok(match whole.last() {
+    let newest = run.store.list()?.into_iter().rev().find(|c| c.fault.is_none() && c.step <= step);
+    Ok(match newest {
         Some(c) => format!("The last checkpoint that a later step has shown to be good is {} (--resume {})", c.path.display(), c.step),
         None => "No checkpoint is there that a later step has shown to be good".into(),
     })
