@@ -1,15 +1,17 @@
 //! `temper checkpoint`
 
 use crate::args::{Checkpoint, Dtype};
-use crate::exit::Negative;
+use crate::exit::{BadInput, Negative};
 use crate::out::say;
 use crate::table::Table;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use temper_checkpoint::store::{Fault, Listed, Located, look, verify};
-use temper_checkpoint::{ExportOptions, Store, export_checkpoint};
+use temper_checkpoint::{Error, ExportOptions, Store, export_checkpoint};
+use temper_monitor::size;
 use temper_tensor::DType;
+use temper_train::run_dir::is_of_the_path;
 
 /// Runs one of the checkpoint commands.
 pub fn run(args: &Checkpoint) -> anyhow::Result<()> {
@@ -24,8 +26,8 @@ pub fn run(args: &Checkpoint) -> anyhow::Result<()> {
 struct Entry {
     path: PathBuf,
     bytes: u64,
-    /// How many ranks saved it.
-    ranks: usize,
+    /// How many ranks saved it, where its manifest tells.
+    ranks: Option<usize>,
     fault: Option<Fault>,
     /// How long it took to read every byte of it.
     took: Option<Duration>,
@@ -85,7 +87,7 @@ fn print(entries: &[Entry], json: bool, good: &str) -> io::Result<()> {
     for e in entries {
         let rate = e.gb_per_s().map_or_else(String::new, |r| format!(", read at {r:.2} GB/s"));
         let state = e.fault.as_ref().map_or_else(|| format!("{good}{rate}"), ToString::to_string);
-        table.row([e.path.display().to_string(), size(e.bytes), e.ranks.to_string(), state]);
+        table.row([e.path.display().to_string(), size(e.bytes), e.ranks.map_or("?".into(), |n| n.to_string()), state]);
     }
     say(table)
 }
@@ -101,7 +103,7 @@ fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> any
         }
         Located::Step(dir) => {
             // What several ranks saved is checked as it is read, and of it the weights only are.
-            if look(dir.clone()).ranks == 1 {
+            if look(dir.clone()).ranks.is_none_or(|ranks| ranks == 1) {
                 verify(&dir).map_err(|fault| temper_checkpoint::Error::NotWhole { path: dir.clone(), fault })?;
             }
             dir
@@ -112,16 +114,13 @@ fn export(path: &Path, out: &Path, dtype: Option<Dtype>, overwrite: bool) -> any
         Dtype::Bf16 => DType::BF16,
         Dtype::F32 => DType::F32,
     });
-    let bytes = export_checkpoint(&step_dir, out, &ExportOptions { dtype, overwrite, ..ExportOptions::default() })?;
+    let options = ExportOptions { dtype, overwrite, ..ExportOptions::default() };
+    let bytes = export_checkpoint(&step_dir, out, &options).map_err(|e| match &e {
+        Error::Io { path, cause, .. } if is_of_the_path(cause) && !path.starts_with(&step_dir) => {
+            BadInput(format!("--out {}: {e}. Choose another folder", out.display())).into()
+        }
+        _ => anyhow::Error::from(e),
+    })?;
     let rate = bytes as f64 / 1e9 / start.elapsed().as_secs_f64().max(1e-9);
     Ok(say(format_args!("{} -> {} ({} of weights at {rate:.2} GB/s)", step_dir.display(), out.display(), size(bytes)))?)
-}
-
-/// Bytes in the unit that suits them.
-fn size(bytes: u64) -> String {
-    match bytes as f64 {
-        b if b >= 1e12 => format!("{:.2} TB", b / 1e12),
-        b if b >= 1e10 => format!("{:.1} GB", b / 1e9),
-        b => format!("{:.1} MB", b / 1e6),
-    }
 }

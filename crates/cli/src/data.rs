@@ -107,7 +107,8 @@ impl<W: Write> Printer<'_, W> {
         let place = line.batch.map(|b| format!("  micro-batch {}", b + 1)).unwrap_or_default();
         let piece = if line.piece > 0 { format!(" piece {}", line.piece + 1) } else { String::new() };
         let (file, row, tokens) = (line.file.display(), line.row, line.input_ids.len());
-        writeln!(self.out, "── {file}:{row}{piece}{place}  {tokens} tokens, {} trained", line.trained_tokens)?;
+        let cut = line.cut_from.map(|all| format!(" of {all} (cut at data.seq_len)")).unwrap_or_default();
+        writeln!(self.out, "── {file}:{row}{piece}{place}  {tokens} tokens{cut}, {} trained", line.trained_tokens)?;
         for run in runs(self.tokenizer, line)? {
             match (run.trained, colour) {
                 (true, true) => write!(self.out, "\x1b[1;32m{}\x1b[0m", run.text)?,

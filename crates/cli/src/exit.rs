@@ -50,6 +50,9 @@ fn is_bad_input(error: &anyhow::Error) -> bool {
     if let Some(e) = error.downcast_ref::<temper_checkpoint::Error>() {
         return e.is_bad_input();
     }
+    if let Some(e) = error.downcast_ref::<temper_monitor::Error>() {
+        return e.is_bad_input();
+    }
     if let Some(e) = error.downcast_ref::<temper_rollout::Error>() {
         return e.is_bad_input();
     }

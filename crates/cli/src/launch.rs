@@ -225,10 +225,10 @@ pub fn launch(args: &args::Launch) -> anyhow::Result<()> {
     }
 }
 
-/// Variables that every host must have alike.
+/// Variables that every host must have alike. Not the Hub's token: every user of a host can read its command lines.
 fn is_of_the_job(name: &str) -> bool {
-    let one = ["LD_LIBRARY_PATH", "TEMPER_LOG", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "NO_COLOR"];
-    name.starts_with("NCCL_") || one.contains(&name)
+    let one = ["LD_LIBRARY_PATH", "TEMPER_LOG", "XDG_CACHE_HOME", "NO_COLOR"];
+    name.starts_with("NCCL_") || (name.starts_with("HF_") && name != "HF_TOKEN") || one.contains(&name)
 }
 
 #[cfg(test)]
@@ -284,6 +284,12 @@ mod tests {
         let error = role_of("", "dp=6", found, false, 8).unwrap_err();
         assert!(error.contains("started 4 processes, but [parallel] needs 6 ranks"), "{error}");
         assert!(role_of("", "tp=3", found, false, 8).unwrap_err().contains("a multiple of 3"));
+    }
+
+    #[test]
+    fn a_secret_is_not_put_on_a_command_line() {
+        assert!(["NCCL_DEBUG", "HF_HOME", "HF_ENDPOINT", "LD_LIBRARY_PATH"].into_iter().all(is_of_the_job));
+        assert!(!["HF_TOKEN", "PATH", "HOME"].into_iter().any(is_of_the_job));
     }
 
     #[test]

@@ -15,6 +15,12 @@ pub fn tell(line: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Shows text in the place of what was shown before, on a terminal's stderr: how far something is that takes long.
+pub fn show(text: impl Display) {
+    let mut err = io::stderr().lock();
+    let _ = write!(err, "\r\x1b[2K{text}").and_then(|()| err.flush());
+}
+
 /// Prints a value as one line of JSON.
 pub fn say_json(value: &impl serde::Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();

@@ -5,7 +5,7 @@ mod report;
 use crate::args::{Dtype, Plan as Args, PlanAs};
 use crate::exit::BadInput;
 use crate::out::{say, say_json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use temper_config::{Config, Device, devices, devices_from_toml};
 use temper_planner::memory::Overheads;
 use temper_planner::{Account, BUILTIN, Cluster, Job, LayoutRequest, Network, Plan, Precision, Refused, Run, explain, svg};
@@ -32,7 +32,8 @@ fn refuse(args: &Args, refused: &Refused) -> anyhow::Result<()> {
 
 fn tell(args: &Args, plan: &Plan) -> anyhow::Result<()> {
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg::picture(plan)).map_err(|e| anyhow::anyhow!("cannot write {}: {e}", path.display()))?;
+        std::fs::write(path, svg::picture(plan))
+            .map_err(|e| BadInput(format!("--svg {}: it cannot be written: {e}. Give a file in a folder that exists", path.display())))?;
     }
     if let Some(name) = &args.explain {
         return tell_explanation(args, plan, name);
@@ -173,7 +174,9 @@ fn device(name: &str, file: Option<&Path>) -> anyhow::Result<Device> {
 const MAX_BYTES: u64 = 1 << 20;
 
 fn read(path: &Path) -> anyhow::Result<String> {
-    let bad = |e: &dyn std::fmt::Display| BadInput(format!("{}: {e}", PathBuf::from(path).display()));
+    let bad = |e: &dyn std::fmt::Display| {
+        BadInput(format!("--gpu-file {}: {e}. Give a TOML file of devices, as crates/config/src/devices.toml is", path.display()))
+    };
     let bytes = std::fs::metadata(path).map_err(|e| bad(&e))?.len();
     if bytes > MAX_BYTES {
         return Err(bad(&format!("{bytes} bytes; a file of devices has at most {MAX_BYTES}")).into());

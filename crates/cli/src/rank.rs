@@ -187,6 +187,7 @@ fn words(me: usize, error: &anyhow::Error) -> (String, Kind) {
     use temper_train::Error as Train;
     let comm = match error.downcast_ref() {
         Some(Train::Interrupted { .. }) => return (error.to_string(), Kind::Interrupted),
+        Some(Train::Diverged(_)) => return (error.to_string(), Kind::Lasting),
         Some(Train::Checkpoint(Checkpoint::OfRank { rank, class, message })) => {
             let kind = match class {
                 _ if *rank == me => Kind::Own,

@@ -10,7 +10,10 @@ use crate::rank::Rank;
 use crate::trace::{self, StepTrace};
 use std::{
     io,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use temper_config::Config;
@@ -28,8 +31,15 @@ const REPLY_TOKENS: usize = 128;
 /// Opens the backend: bitwise repeatable or not.
 pub type Open<'a> = &'a dyn Fn(bool) -> anyhow::Result<Backend>;
 
+/// Ends a run in order, once there is one to end.
+type Stops = Arc<OnceLock<Arc<AtomicBool>>>;
+
 /// Trains as one rank, then shows what came of it.
 pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> anyhow::Result<()> {
+    let stops = Stops::default();
+    if !rank.is_supervised() {
+        stop_on_signals(&stops, false)?;
+    }
     rank.doing("opening the device");
     let mut resolved = Config::load(&args.config, &args.sets)?;
     let here = ranks_here().unwrap_or_else(|| rank.ranks());
@@ -48,38 +58,58 @@ pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> 
     let world = rank.join(&resolved, &backend, Duration::from_secs(args.patience.into()))?;
     rank.doing("reading model and data");
     let mut run = Run::open(resolved, begin, ops, &*world, started)?;
+    let steps = run.state.step + 1..=run.state.steps;
+    let recorder = traced.map(|(wanted, traced, file)| StepTrace::new(traced, wanted, steps, file)).transpose()?;
+    // From here on a signal leaves something to go on from.
+    let _ = stops.set(run.stop.clone());
+    if rank.is_supervised() {
+        stop_on_signals(&stops, true)?;
+    }
+    run.take_folder()?;
     rank.ready();
-    stop_on_signals(&run, rank.is_supervised())?;
+    if run.config().log.sample_prompt.is_some() && !run.layout.is_whole() {
+        run.notices
+            .push(format!("log.sample_prompt: in this layout ({}) no rank has the whole model, so it will not be answered", run.layout));
+    }
+    let mut sinks = sinks(&run, rank, recorder)?;
+    // Here, while the other ranks still listen.
+    train(&mut run, &mut sinks).map_err(anyhow::Error::from).inspect_err(|e| rank.give_up(e))?;
+    if let Some(prompt) = run.config().log.sample_prompt.clone().filter(|_| run.layout.is_whole()) {
+        rank.doing("answering log.sample_prompt");
+        // The run is done and saved: a prompt that cannot be answered does not make it fail.
+        let answered = run.on_first(|| Ok(reply(&run, &prompt)))?;
+        if let Some(Err(error)) = answered {
+            tell(format_args!("note: log.sample_prompt is not answered: {error}"));
+        }
+    }
+    Ok(if rank.speaks() { whereabouts(&run) } else { Ok(()) }?)
+}
+
+/// Who hears of the run: on the rank that speaks the screen and the run folder, a trace if one is recorded, the supervisor if there is one.
+fn sinks(run: &Run, rank: &Rank, recorder: Option<StepTrace>) -> anyhow::Result<Fan> {
     let mut sinks = Fan::new();
     if rank.speaks() {
         let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
         sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
     }
-    if let Some((steps, traced, file)) = traced {
-        sinks = sinks.with(StepTrace::new(traced, steps, run.state.step + 1..=run.state.steps, file)?);
+    if let Some(recorder) = recorder {
+        sinks = sinks.with(recorder);
     }
     if let Some(beats) = rank.beats() {
         sinks = sinks.with(beats);
     }
-    // Here, while the other ranks still listen.
-    train(&mut run, &mut sinks).map_err(anyhow::Error::from).inspect_err(|e| rank.give_up(e))?;
-    if !rank.speaks() {
-        return Ok(());
-    }
-    if let Some(prompt) = run.config().log.sample_prompt.clone() {
-        // The run is done and saved: a prompt that cannot be answered does not make it fail.
-        if let Err(error) = reply(&run, rank, &prompt) {
-            tell(format_args!("note: log.sample_prompt is not answered: {error}"));
-        }
-    }
-    Ok(whereabouts(&run)?)
+    Ok(sinks)
 }
 
-/// The first Ctrl-C (or SIGTERM, as schedulers send it) ends the run after the step under way, saved; the second at once. A supervisor
-/// has said so already.
-fn stop_on_signals(run: &Run, supervised: bool) -> anyhow::Result<()> {
-    let stop = run.stop.clone();
+/// The first Ctrl-C (or SIGTERM, as schedulers send it) ends the run after the step under way, saved; the second at once, and so does one
+/// while model and data are still read, which leaves the run folder as it was. A supervisor has said so already.
+fn stop_on_signals(stops: &Stops, supervised: bool) -> anyhow::Result<()> {
+    let stops = stops.clone();
     ctrlc::set_handler(move || {
+        let Some(stop) = stops.get() else {
+            tell("error: stopped before the first step; the run folder is as it was");
+            std::process::exit(130);
+        };
         if stop.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
@@ -102,10 +132,7 @@ fn begin(args: &Sft) -> anyhow::Result<Begin> {
 }
 
 /// The trained model answers the prompt of `log.sample_prompt`.
-fn reply(run: &Run, rank: &Rank, prompt: &str) -> anyhow::Result<()> {
-    if !rank.is_alone() {
-        anyhow::bail!("no rank of this job has the whole model; ask the export with temper generate");
-    }
+fn reply(run: &Run, prompt: &str) -> anyhow::Result<()> {
     let t = &run.trainer;
     let (ids, turn_end) = chat_prompt(&run.template, &run.tokenizer, None, prompt)?;
     let ends = end_tokens_in(&run.source.model_dir, &|t| run.tokenizer.id_of(t), turn_end.as_deref(), run.source.arch.vocab)?;

@@ -20,7 +20,7 @@ impl StepTrace {
     pub fn new(traced: Arc<Traced>, steps: RangeInclusive<usize>, within: RangeInclusive<usize>, file: &Path) -> anyhow::Result<StepTrace> {
         if !within.contains(steps.start()) || !within.contains(steps.end()) {
             let (first, last) = (within.start(), within.end());
-            return Err(BadInput(format!("--trace-steps: this run goes from step {first} to {last}")).into());
+            return Err(BadInput(format!("--trace-steps: this run goes from step {first} to {last}. Give steps among these")).into());
         }
         Ok(StepTrace { traced, steps, file: file.to_path_buf() })
     }
@@ -60,7 +60,7 @@ pub fn steps(text: &str) -> anyhow::Result<RangeInclusive<usize>> {
 /// Opens the file without changing it, so that one that cannot be written is known before hours of work.
 pub fn check(file: &Path) -> anyhow::Result<()> {
     let existed = file.exists();
-    let refused = |e| BadInput(format!("--trace {}: {e}", file.display()));
+    let refused = |e| BadInput(format!("--trace {}: it cannot be written: {e}. Give a file in a folder that exists", file.display()));
     drop(File::options().create(true).append(true).open(file).map_err(refused)?);
     if !existed {
         std::fs::remove_file(file).map_err(refused)?;

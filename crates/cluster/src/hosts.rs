@@ -1,7 +1,10 @@
 //! Hostfiles: one host a line, `host`, `host slots=8` or `host:8`; `#` begins a comment.
 
-use crate::error::{Error, Result, doing};
+use crate::error::{Error, Result};
 use std::{fs, path::Path};
+
+/// What a hostfile holds.
+const FORMS: &str = "one host a line: `host`, `host slots=8` or `host:8`";
 
 /// A host of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +27,12 @@ impl Host {
 /// # Errors
 /// Names the file and the line.
 pub fn read(path: &Path) -> Result<Vec<Host>> {
-    let text = fs::read_to_string(path).map_err(doing(path.display().to_string()))?;
+    let said = |what: String| Error::Input(format!("--hostfile {}: {what}", path.display()));
+    let bytes = fs::read(path).map_err(|e| said(format!("cannot be read: {e}. Give a file with {FORMS}")))?;
+    let text = String::from_utf8(bytes).map_err(|e| {
+        let line = 1 + e.as_bytes().iter().take(e.utf8_error().valid_up_to()).filter(|b| **b == b'\n').count();
+        said(format!("line {line} is not UTF-8. Write a plain text file with {FORMS}"))
+    })?;
     parse(&text, path)
 }
 
@@ -47,11 +55,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Host>> {
         hosts.push((n + 1, host));
     }
     if hosts.is_empty() {
-        return Err(Error::Hostfile {
-            path: path.into(),
-            line: 1,
-            what: "no host. Write one a line: `host`, `host slots=8` or `host:8`".into(),
-        });
+        return Err(Error::Hostfile { path: path.into(), line: 1, what: format!("no host. Write {FORMS}") });
     }
     Ok(hosts.into_iter().map(|(_, host)| host).collect())
 }
@@ -96,6 +100,19 @@ mod tests {
             [host("gpu-1", None), host("gpu-2", Some(8)), host("gpu-3", Some(4)), host("me@10.0.0.4", None), host("fd00::1", Some(2))];
         assert_eq!(parse(text, Path::new("h")).unwrap(), expect);
         assert_eq!(expect[3].address(), "10.0.0.4");
+    }
+
+    #[test]
+    fn a_file_that_is_none_or_no_text_is_the_user_s_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hosts");
+        let wrong = |expect: &str| {
+            let error = read(&path).unwrap_err();
+            assert!(error.is_bad_input() && error.to_string().contains(expect), "{error}");
+        };
+        wrong("hosts: cannot be read: No such file");
+        fs::write(&path, b"gpu-1\ngpu-2\ng\xffpu\n").unwrap();
+        wrong("hosts: line 3 is not UTF-8");
     }
 
     #[test]

@@ -73,12 +73,9 @@ impl Launch {
         let Some((ssh, own)) = self.ssh.split_first() else { return Err(Error::Input("--ssh is empty. Give a program, e.g. ssh".into())) };
         let mut command = Command::new(ssh);
         command.args(own).arg(&host.name).arg(self.line(node, host)?);
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|source| Error::Io { what: format!("starting {} for {}", ssh.display(), host.name), source })?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|e| {
+            Error::Input(format!("--ssh {}: it cannot be started for {}: {e}. Give a program, e.g. ssh", ssh.display(), host.name))
+        })?;
         if let Some(stdin) = &mut child.stdin {
             // The secret is not on a command line, where everybody reads it. An ssh that has failed already is noticed by its end.
             let _ = writeln!(stdin, "{token}");
@@ -214,13 +211,15 @@ fn pass(from: impl Read + Send + 'static, prefix: Option<String>, to: ToScreen, 
             // A screen that is gone must not block the other side: the rest is read and dropped.
             let _ = bytes.iter().try_for_each(|b| to.write_all(b)).and_then(|()| to.flush());
         };
-        let mut line = Vec::new();
-        while let (Some(begun), Ok(1..)) = (&begun, from.read_until(b'\n', &mut line)) {
-            if line.trim_ascii_end() == BEGUN.as_bytes() {
-                begun.store(true, Ordering::Relaxed);
-                break;
+        if let Some(begun) = begun {
+            let mut line = Vec::new();
+            while let Ok(1..) = from.read_until(b'\n', &mut line) {
+                if line.trim_ascii_end() == BEGUN.as_bytes() {
+                    begun.store(true, Ordering::Relaxed);
+                    break;
+                }
+                show(&[prefix.as_deref().unwrap_or_default().as_bytes(), &std::mem::take(&mut line)]);
             }
-            show(&[prefix.as_deref().unwrap_or_default().as_bytes(), &std::mem::take(&mut line)]);
         }
         match prefix {
             Some(prefix) => {
@@ -257,4 +256,24 @@ pub fn launched(stop: crate::Stop) -> Result<String> {
         stop.press();
     });
     Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn streams_pass_whole_but_for_the_word_that_a_shell_has_begun() {
+        let passed = |text: &str, prefix: Option<&str>, begun: Option<Arc<AtomicBool>>| {
+            let screen = Arc::new(Mutex::new(Vec::new()));
+            pass(io::Cursor::new(text.to_string()), prefix.map(str::to_string), screen.clone(), begun).join().unwrap();
+            String::from_utf8(screen.lock().unwrap().clone()).unwrap()
+        };
+        assert_eq!(passed("start\nstep 1\n 5%\r", None, None), "start\nstep 1\n 5%\r", "stdout, from its first line on");
+        assert_eq!(passed("one\ntwo\n", Some("[gpu-2] "), None), "[gpu-2] one\n[gpu-2] two\n");
+        let begun = Arc::<AtomicBool>::default();
+        assert_eq!(passed(&format!("motd\n{BEGUN}\nnote\n"), Some("[a] "), Some(begun.clone())), "[a] motd\n[a] note\n");
+        assert!(begun.load(Ordering::Relaxed));
+    }
 }

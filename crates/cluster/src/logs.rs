@@ -88,11 +88,6 @@ impl RankLog {
         Ok(path)
     }
 
-    /// Whether lines still wait for a file.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.lock().file.is_none()
-    }
-
     /// Takes a line.
     pub(crate) fn line(&self, line: &str) {
         let log = &mut *self.lock();
@@ -266,7 +261,7 @@ mod tests {
         assert_eq!(*screen.lock().unwrap(), bytes, "passes through unchanged");
         assert_eq!(warned, [" WARN two"]);
         assert_eq!(log.tail(), ["one", " WARN two", "last"]);
-        assert!(log.is_waiting());
+        assert!(log.lock().file.is_none());
         let path = log.open(&dir.path().join("logs"), 3).unwrap();
         log.line("after");
         assert!(path.ends_with("logs/rank-00003.log"));

@@ -94,6 +94,8 @@ pub struct Failed {
 pub enum Kind {
     /// The rank's own.
     Own,
+    /// The rank's own, and a new start from the last checkpoint would come to the same end.
+    Lasting,
     /// Another rank is gone or silent, and this one cannot go on without it.
     Secondary {
         /// That rank.
@@ -174,6 +176,8 @@ pub enum Order {
     Go,
     /// The run folder is there: logs belong into it.
     Logs,
+    /// No run folder came to be: write the logs where a user can be sent to.
+    SpareLogs,
     /// Ask the workers to stop, in order (SIGTERM).
     Ask,
     /// End the workers (SIGKILL).

@@ -178,6 +178,7 @@ impl Node {
                 }
             }
             Order::Logs => self.open_logs(&self.workers.logs),
+            Order::SpareLogs => self.open_logs(&spare_logs(&self.start.as_ref().map(|s| s.job.clone()).unwrap_or_default())),
             Order::Ask => self.slots.iter_mut().for_each(|slot| slot.process.ask()),
             Order::Kill => self.slots.iter_mut().for_each(|slot| slot.process.kill()),
             Order::Free => self.freeing = Some((Instant::now(), None)),
@@ -283,11 +284,6 @@ impl Node {
                 slot.silent = true;
                 events.push(Event::Silent { rank: slot.rank, for_ms: silent.as_millis() as u64, process: slot.process.state() });
             }
-        }
-        let last = !events.is_empty() && self.slots.iter().all(|slot| slot.reported);
-        let failed = self.slots.iter_mut().any(|slot| slot.process.exit() != Some(Exit::Code(0)));
-        if last && failed && self.slots.iter().any(|slot| slot.log.is_waiting()) {
-            self.open_logs(&spare_logs(&self.start.as_ref().map(|s| s.job.clone()).unwrap_or_default()));
         }
         events.into_iter().for_each(|event| self.report(event));
     }

@@ -104,8 +104,8 @@ pub(crate) struct Others {
     pub(crate) otherwise: usize,
 }
 
-/// The rest of the ranks in one line; `logs` is where more is to be read.
-pub(crate) fn others(n: Others, logs: &str) -> String {
+/// The rest of the ranks in one line; `logs` is where more is to be read, if anywhere. Empty where there is nothing to tell.
+pub(crate) fn others(n: Others, logs: Option<String>) -> String {
     let count = |n: usize| if n == 1 { "1 other rank".to_string() } else { format!("{n} other ranks") };
     let mut parts = vec![];
     if n.same > 0 {
@@ -117,7 +117,7 @@ pub(crate) fn others(n: Others, logs: &str) -> String {
     if n.otherwise > 0 {
         parts.push(format!("{} failed otherwise afterwards", count(n.otherwise)));
     }
-    parts.push(format!("logs: {logs}"));
+    parts.extend(logs.map(|logs| format!("logs: {logs}")));
     parts.join("; ")
 }
 

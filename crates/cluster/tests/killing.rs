@@ -44,17 +44,25 @@ fn the_same_failure_of_all_is_told_once() {
 }
 
 #[test]
-fn a_bad_input_has_its_exit_code_and_logs_outside_the_run_folder() {
+fn a_bad_input_has_its_exit_code_and_leaves_nothing() {
     let job = Job::new(2, "all=early").with("TEST_RESTARTS", 3);
     let done = job.run().exits(2, 15).says(&[
         "error: data.jsonl: no such file",
-        "1 other rank failed in the same way; logs: ",
+        "1 other rank failed in the same way",
         "no restart: the same input",
     ]);
     assert!(!job.dir.path().join("run").exists());
+    let spare = job.dir.path().join("tmp");
+    assert!(!done.err.contains("logs: ") && fs::read_dir(spare).unwrap().next().is_none(), "{done:#?}");
+}
+
+#[test]
+fn an_early_failure_leaves_logs_outside_the_run_folder_and_says_where() {
+    let job = Job::new(2, "1=unready");
+    let done = job.run().exits(7, 15).says(&["error: rank 1: the device is out of memory", "1 other rank stopped because of it; logs: "]);
+    assert!(!job.dir.path().join("run").exists());
     let logs = done.err.split("logs: ").nth(1).and_then(|t| t.lines().next()).unwrap();
-    assert!(fs::read_to_string(format!("{logs}/rank-00001.log")).unwrap().contains("error: data.jsonl"));
-    fs::remove_dir_all(logs).unwrap();
+    assert!(fs::read_to_string(format!("{logs}/rank-00001.log")).unwrap().contains("error: the device is out"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::hosts::Hosts;
 use common::{check_collectives, everyone, free_address, join_all, joining, tensor};
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -209,51 +210,15 @@ fn without_rank_0_the_master_address_is_named() {
     drop(held);
 }
 
-/// Network namespaces that stand for hosts, removed when their test ends.
-struct Hosts(Vec<String>);
-
-impl Hosts {
-    /// Two hosts with a cable between them; the error says why there are none.
-    fn two() -> Result<Hosts, String> {
-        let id = std::process::id() % 100_000;
-        let hosts = Hosts(vec![format!("temper-a{id}"), format!("temper-b{id}")]);
-        let (a, b) = (&hosts.0[0], &hosts.0[1]);
-        for command in [
-            format!("netns add {a}"),
-            format!("netns add {b}"),
-            format!("link add veth{id} netns {a} type veth peer name veth{id} netns {b}"),
-            format!("-n {a} addr add 10.77.1.1/24 dev veth{id}"),
-            format!("-n {b} addr add 10.77.1.2/24 dev veth{id}"),
-            format!("-n {a} link set veth{id} up"),
-            format!("-n {b} link set veth{id} up"),
-            format!("-n {a} link set lo up"),
-            format!("-n {b} link set lo up"),
-        ] {
-            let output = Command::new("ip").args(command.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
-            if !output.status.success() {
-                return Err(format!("ip {command}: {}", String::from_utf8_lossy(&output.stderr).trim()));
-            }
-        }
-        Ok(hosts)
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for host in &self.0 {
-            let _ = Command::new("ip").args(["netns", "del", host]).stderr(Stdio::null()).status();
-        }
-    }
-}
-
 #[test]
 fn ranks_on_two_hosts_reach_each_other() {
-    let hosts = match Hosts::two() {
+    let hosts = match Hosts::two(1) {
         Ok(hosts) => hosts,
         Err(why) => return eprintln!("SKIPPED: no network namespaces here: {why}"),
     };
     // Ranks 0 and 1 on one host, 2 and 3 on the other: every pair within and between hosts is linked.
-    let mut workers: Vec<Worker> =
-        (0..4).map(|rank| Worker::start(&["ip", "netns", "exec", &hosts.0[rank / 2]], "collectives", rank, 4, "10.77.1.1:29500")).collect();
+    let mut workers: Vec<Worker> = (0..4)
+        .map(|rank| Worker::start(&["ip", "netns", "exec", &hosts.names[rank / 2]], "collectives", rank, 4, "10.77.1.1:29500"))
+        .collect();
     workers.iter_mut().for_each(|w| w.wait_for("worker is done"));
 }

@@ -108,7 +108,7 @@ choice! {
     OnNonFinite {
         /// Stop, naming the step, the layer and the samples.
         Stop = "stop";
-        /// Skip the update and count it.
+        /// Skip the update and count it; ten in a row end the run.
         Skip = "skip";
     }
 }

@@ -1,6 +1,7 @@
 //! One clear error per fault: where, what was found, what to do.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// Result of reading a configuration.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -9,12 +10,16 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read.
-    #[error("{path}: {source}")]
+    #[error("{path}: {what} cannot be read: {source}. {remedy}")]
     Io {
         /// The file.
         path: PathBuf,
+        /// What it is for.
+        what: &'static str,
         /// The system's error.
-        source: std::io::Error,
+        source: io::Error,
+        /// What to give instead.
+        remedy: &'static str,
     },
     /// The file's syntax is wrong.
     #[error("{origin}: {message}")]
@@ -36,4 +41,18 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+}
+
+impl Error {
+    /// The system does not let a configuration file be read.
+    pub(crate) fn no_configuration(path: &Path) -> impl Fn(io::Error) -> Error {
+        let remedy = "Give a TOML file; the README and examples/quickstart.toml show one";
+        move |source| Error::Io { path: path.into(), what: "the configuration", source, remedy }
+    }
+
+    /// The system does not let the `config.json` of a model be read.
+    pub fn no_model(path: &Path) -> impl Fn(io::Error) -> Error {
+        let remedy = "Give a Hugging Face model folder: config.json, tokenizer and weights";
+        move |source| Error::Io { path: path.into(), what: "the model's configuration", source, remedy }
+    }
 }

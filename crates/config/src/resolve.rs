@@ -53,8 +53,8 @@ impl Config {
     /// # Errors
     /// Names the file (with the line) or argument, the key, what was found and the remedy.
     pub fn load(path: &Path, sets: &[String]) -> Result<Resolved> {
-        let io = |source| Error::Io { path: path.to_path_buf(), source };
-        let bytes = std::fs::metadata(path).map_err(io)?.len();
+        let io = Error::no_configuration(path);
+        let bytes = std::fs::metadata(path).map_err(&io)?.len();
         let syntax = |message| Error::Syntax { origin: path.display().to_string(), message };
         if bytes > MAX_BYTES {
             return Err(syntax(format!("{bytes} bytes; a configuration has at most {MAX_BYTES}")));
@@ -113,7 +113,7 @@ fn set_aside(tree: &mut Tree) -> Vec<String> {
 
 /// The folder that relative paths start from.
 fn folder_of(origin: &Path) -> Result<PathBuf> {
-    let file = std::path::absolute(origin).map_err(|source| Error::Io { path: origin.to_path_buf(), source })?;
+    let file = std::path::absolute(origin).map_err(Error::no_configuration(origin))?;
     Ok(file.parent().unwrap_or(Path::new("/")).to_path_buf())
 }
 

@@ -27,6 +27,9 @@ pub struct PreviewLine {
     pub row: u64,
     /// Piece of a split sample, from 0.
     pub piece: u32,
+    /// Tokens of the whole sample, where over-length left only this part of it. Not known of a batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut_from: Option<usize>,
     /// Number of labels that are trained.
     pub trained_tokens: usize,
     /// Sequence of the batch that the document lies in, for packed batches.
@@ -116,7 +119,9 @@ fn show(
         let bytes = |token: usize| encoded.offsets.get(token).map_or(text.len(), |o| o.0 as usize);
         let whole = to - from == sample.ids.len();
         let part = if whole { Some(text.as_str()) } else { text.get(bytes(from)..bytes(to)) };
-        sink(PreviewItem::Line(line(sample.ids.get(from..to).unwrap_or_default(), &weights, part.unwrap_or(text), file, row, piece)))?;
+        let mut line = line(sample.ids.get(from..to).unwrap_or_default(), &weights, part.unwrap_or(text), file, row, piece);
+        line.cut_from = (!whole).then_some(sample.ids.len());
+        sink(PreviewItem::Line(line))?;
     }
     ControlFlow::Continue(())
 }
@@ -133,6 +138,7 @@ fn line(ids: &[u32], weights: &[f32], text: &str, file: &std::path::Path, row: u
         file: file.to_path_buf(),
         row,
         piece,
+        cut_from: None,
         batch: None,
     }
 }

@@ -46,4 +46,10 @@ impl Sink for Fan {
             sink.event(event);
         }
     }
+
+    fn evaluating(&mut self, done: usize, of: usize) {
+        for sink in &mut self.sinks {
+            sink.evaluating(done, of);
+        }
+    }
 }

@@ -21,15 +21,23 @@ pub use event_log::EventLog;
 pub use fan::Fan;
 pub use progress::{Progress, Target};
 pub use tensorboard::TensorBoard;
+pub use words::size;
 
 /// Why a sink cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("{path}: {source}")]
+#[error("log.dir: {path} cannot be written: {source}. Choose another log.dir, or correct that file")]
 pub struct Error {
     /// The file.
     pub path: std::path::PathBuf,
     /// The system's error.
     pub source: std::io::Error,
+}
+
+impl Error {
+    /// Whether the run folder that the user chose is at fault.
+    pub fn is_bad_input(&self) -> bool {
+        temper_train::run_dir::is_of_the_path(&self.source)
+    }
 }
 
 /// Result of opening a sink.

@@ -1,10 +1,14 @@
 //! [`Progress`]: what a person watching sees, a bar on a terminal, plain lines elsewhere.
 
 use crate::losses::Losses;
-use crate::words::{bytes, count, duration, printable, short, thousands};
+use crate::words::{count, duration, printable, short, size, thousands};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
 use temper_train::events::{End, Eval, Event, Loading, Notice, Saved, Sink, Start, Step};
+
+/// Between two lines of an evaluation that goes on.
+const EVAL_EVERY: Duration = Duration::from_secs(30);
 
 /// Where progress is shown.
 pub enum Target {
@@ -34,6 +38,8 @@ pub struct Progress {
     first: usize,
     last: usize,
     pace: Pace,
+    /// When the evaluation under way last said how far it is (or began).
+    evaluating: Option<Instant>,
 }
 
 impl Progress {
@@ -43,7 +49,7 @@ impl Progress {
             Target::Bar => Screen::Bar(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8))),
             Target::Lines(writer) => Screen::Lines(writer, Losses::new("progress lines")),
         };
-        Self { screen, every: every.max(1), first: 1, last: 0, pace: Pace::default() }
+        Self { screen, every: every.max(1), first: 1, last: 0, pace: Pace::default(), evaluating: None }
     }
 
     /// Prints a line, above the bar where there is one.
@@ -101,7 +107,7 @@ impl Progress {
         if left > 0 {
             parts.push(format!("eta {}", duration(self.pace.seconds() * left as f64)));
         }
-        parts.push(format!("mem {}", bytes(step.mem_peak_bytes)));
+        parts.push(format!("mem {}", size(step.mem_peak_bytes)));
         if step.skipped {
             parts.push("update skipped".to_string());
         }
@@ -114,7 +120,10 @@ impl Sink for Progress {
         match event {
             Event::Start(start) => self.start(start),
             Event::Step(step) => self.step(step),
-            Event::Eval(eval) => self.say(&eval_line(eval)),
+            Event::Eval(eval) => {
+                self.evaluating = None;
+                self.say(&eval_line(eval));
+            }
             Event::Checkpoint(saved) => self.say(&saved_line(saved)),
             Event::Notice(notice) => self.say(&notice_line(notice)),
             Event::End(end) => {
@@ -125,6 +134,19 @@ impl Sink for Progress {
                     Screen::Lines(_, losses) => losses.close(),
                 }
             }
+        }
+    }
+
+    fn evaluating(&mut self, done: usize, of: usize) {
+        let text = format!("evaluating: {} of {} micro-batches", thousands(done as u64), thousands(of as u64));
+        let since = *self.evaluating.get_or_insert_with(Instant::now);
+        match &self.screen {
+            Screen::Bar(bar) => bar.set_message(text),
+            Screen::Lines(..) if since.elapsed() >= EVAL_EVERY && done < of => {
+                self.evaluating = Some(Instant::now());
+                self.say(&text);
+            }
+            Screen::Lines(..) => {}
         }
     }
 }
@@ -141,9 +163,10 @@ impl Drop for Progress {
 }
 
 fn start_line(start: &Start) -> String {
+    let ranks = start.layout.as_ref().map_or(String::new(), |layout| format!("  {} ranks: {layout}", thousands(start.ranks as u64)));
     let active = if start.active_params < start.params { format!(" ({} active)", count(start.active_params)) } else { String::new() };
     format!(
-        "start  steps {} to {}  {} parameters{active}  {} samples in {} sequences  {}  ready in {}",
+        "start  steps {} to {}  {} parameters{active}  {} samples in {} sequences  {}{ranks}  ready in {}",
         start.step,
         start.steps,
         count(start.params),
@@ -158,9 +181,9 @@ fn loaded_line(loaded: &Loading) -> String {
     let Loading { bytes: own, wall_s, gb_per_s, ranks, all_bytes, all_gb_per_s, .. } = loaded;
     let all = match ranks {
         1 => String::new(),
-        _ => format!("  ({ranks} ranks: {}, {} GB/s)", bytes(*all_bytes), short(*all_gb_per_s, 2)),
+        _ => format!("  ({ranks} ranks: {}, {} GB/s)", size(*all_bytes), short(*all_gb_per_s, 2)),
     };
-    format!("read   {} in {}, {} GB/s{all}", bytes(*own), duration(*wall_s), short(*gb_per_s, 2))
+    format!("read   {} in {}, {} GB/s{all}", size(*own), duration(*wall_s), short(*gb_per_s, 2))
 }
 
 fn eval_line(eval: &Eval) -> String {
@@ -177,8 +200,8 @@ fn eval_line(eval: &Eval) -> String {
 fn saved_line(saved: &Saved) -> String {
     let gb_per_s = saved.bytes as f64 / 1e9 / saved.wall_s.max(1e-9);
     let paused = saved.paused_s.map_or(String::new(), |s| format!(", training paused {}", duration(s)));
-    let (size, wall) = (bytes(saved.bytes), duration(saved.wall_s));
-    format!("saved step {}  {}  {size} in {wall}, {} GB/s{paused}", saved.step, saved.path, short(gb_per_s, 2))
+    let (bytes, wall) = (size(saved.bytes), duration(saved.wall_s));
+    format!("saved step {}  {}  {bytes} in {wall}, {} GB/s{paused}", saved.step, saved.path, short(gb_per_s, 2))
 }
 
 fn notice_line(notice: &Notice) -> String {
@@ -212,5 +235,40 @@ impl Pace {
 
     fn seconds(&self) -> f64 {
         self.sum / self.weight
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_evaluation_that_goes_on_says_how_far_it_is() {
+        let out = Shared::default();
+        let mut progress = Progress::new(Target::Lines(Box::new(out.clone())), 1);
+        progress.evaluating(1, 4000);
+        let long_ago = Instant::now().checked_sub(EVAL_EVERY);
+        for done in [1200, 1201] {
+            progress.evaluating = long_ago.filter(|_| done == 1200).or(progress.evaluating);
+            progress.evaluating(done, 4000);
+        }
+        progress.event(&Event::Eval(Eval { step: 3, loss: 2.0, perplexity: 7.4, trained_tokens: 9, wall_s: 31.0 }));
+        let text = String::from_utf8_lossy(&out.0.lock().unwrap()).into_owned();
+        assert!(text.starts_with("evaluating: 1,200 of 4,000 micro-batches\neval after step 3  "), "{text}");
+        assert!(progress.evaluating.is_none(), "the next evaluation has its own clock");
     }
 }

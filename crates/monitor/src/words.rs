@@ -13,8 +13,8 @@ pub(crate) fn thousands(n: u64) -> String {
     out
 }
 
-/// `1.2 GiB`
-pub(crate) fn bytes(n: u64) -> String {
+/// A number of bytes, in the unit that suits it: `1.2 GiB`.
+pub fn size(n: u64) -> String {
     let mut value = n as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
         if value < 1024.0 {

@@ -16,6 +16,9 @@ fn start(first: usize, steps: usize) -> Event {
         params: 134_500_000,
         active_params: 134_500_000,
         backend: "cpu, 2 threads".to_string(),
+        resumed_from: (first > 1).then(|| first - 1),
+        ranks: 4,
+        layout: Some("tp 2, pp 2".to_string()),
         samples: 1234,
         sequences: 567,
         startup_s: 1.25,
@@ -171,6 +174,25 @@ fn the_curve_of_a_run_that_fails_is_drawn_too() {
     assert!(fs::read_to_string(&svg).unwrap().contains("step 8"));
 }
 
+/// A sink that is only told how far an evaluation is.
+struct Heard(Arc<Mutex<Vec<(usize, usize)>>>);
+
+impl Sink for Heard {
+    fn event(&mut self, _: &Event) {}
+
+    fn evaluating(&mut self, done: usize, of: usize) {
+        self.0.lock().unwrap().push((done, of));
+    }
+}
+
+#[test]
+fn every_sink_hears_of_a_long_evaluation() {
+    let heard = Arc::<Mutex<Vec<_>>>::default();
+    let mut fan = Fan::new().with(Heard(heard.clone())).with(Heard(heard.clone()));
+    fan.evaluating(3, 7);
+    assert_eq!(*heard.lock().unwrap(), [(3, 7), (3, 7)]);
+}
+
 #[test]
 fn plain_lines_say_what_happened() {
     let out = Shared::default();
@@ -193,7 +215,7 @@ fn plain_lines_say_what_happened() {
     send(&mut progress, &events);
     let text = String::from_utf8(out.0.lock().unwrap().clone()).unwrap();
     let expected = "\
-start  steps 1 to 101  134.5 M parameters  1,234 samples in 567 sequences  cpu, 2 threads  ready in 1.2s
+start  steps 1 to 101  134.5 M parameters  1,234 samples in 567 sequences  cpu, 2 threads  4 ranks: tp 2, pp 2  ready in 1.2s
 read   3.0 GiB in 2.0s, 1.61 GB/s  (4 ranks: 12.0 GiB, 6.20 GB/s)
 step   1/101  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m20s  mem 1.2 GiB
 step   5/101  loss 1.2345  grad 0.98  lr 1.0e-5  1,234 tok/s  eta 3m12s  mem 1.2 GiB

@@ -43,9 +43,9 @@ pub enum Error {
         /// Folder of the checkpoints.
         path: PathBuf,
     },
-    /// A loss or gradient is NaN or infinite.
+    /// A loss or gradient is NaN or infinite, or the loss is far beyond where it began.
     #[error("{0}")]
-    NonFinite(String),
+    Diverged(String),
 }
 
 impl Error {
@@ -63,7 +63,7 @@ impl Error {
         match self {
             Error::Config(_) | Error::Data(_) | Error::Input(_) => true,
             Error::Checkpoint(e) => e.is_bad_input(),
-            Error::Model(_) | Error::Tensor(_) | Error::Io { .. } | Error::NonFinite(_) | Error::Interrupted { .. } => false,
+            Error::Model(_) | Error::Tensor(_) | Error::Io { .. } | Error::Diverged(_) | Error::Interrupted { .. } => false,
         }
     }
 }

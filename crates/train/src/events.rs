@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// The run begins (or goes on after a resume).
+    /// The run begins, or goes on after a resume: then what an earlier attempt logged of its `step` and later ones no longer counts.
     Start(Start),
     /// An optimizer step was done.
     Step(Step),
@@ -27,6 +27,14 @@ pub struct Start {
     pub step: usize,
     /// Last step of the run.
     pub steps: usize,
+    /// The step of the checkpoint that the run goes on from; absent when it begins.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub resumed_from: Option<usize>,
+    /// Ranks that train together.
+    pub ranks: usize,
+    /// How they divide the work, as [`crate::layout::Layout`] shows itself; absent for one rank.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub layout: Option<String>,
     /// All parameters.
     pub params: u64,
     /// Parameters used for one token.
@@ -162,10 +170,19 @@ pub struct End {
 pub trait Sink {
     /// Takes one event. A sink reports its own failures; training does not stop for them.
     fn event(&mut self, event: &Event);
+
+    /// Hears how far the evaluation under way is: `done` of `of` micro-batches of this rank. No event, since nothing has come of it yet.
+    fn evaluating(&mut self, done: usize, of: usize) {
+        let _ = (done, of);
+    }
 }
 
 impl<S: Sink + ?Sized> Sink for Box<S> {
     fn event(&mut self, event: &Event) {
         (**self).event(event);
+    }
+
+    fn evaluating(&mut self, done: usize, of: usize) {
+        (**self).evaluating(done, of);
     }
 }

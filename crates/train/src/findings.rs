@@ -42,16 +42,19 @@ impl Trainer {
         Ok(diagnose(stage, &micro, grads)?.map(|found| found.to_string()))
     }
 
-    /// Sum of weighted losses over micro-batches, without gradients. Every rank is given the same ones and the answer.
-    pub fn evaluate(&self, all: &[MicroBatch]) -> Result<f64> {
+    /// Sum of weighted losses over micro-batches, without gradients. Every rank is given the same ones and the answer. `tell` hears after
+    /// each of this rank's how many are done, and of how many.
+    pub fn evaluate(&self, all: &[MicroBatch], mut tell: impl FnMut(usize, usize)) -> Result<f64> {
         let mut sum = 0.0;
-        for index in of_this_rank(&self.ranks, all.len(), 1) {
+        let own = of_this_rank(&self.ranks, all.len(), 1);
+        for (n, index) in own.iter().enumerate() {
             let batch = self.upload(index.map_or(&MicroBatch::filler(), |i| &all[i]))?;
             let Trainer { ops, model, weights, rope, ranks, .. } = self;
             let stage = Stage { ops: &**ops, model, weights, rope, ranks };
             if let Some(out) = Pipeline::new(stage).evaluate(&batch)?.filter(|_| ranks.mesh.tp.rank() == 0) {
                 sum += loss_sum(&**ops, &out.losses, batch.labels()?)?;
             }
+            tell(n + 1, own.len());
         }
         Ok(sum_over_ranks(&*self.ops, &*self.ranks.mesh.world, [sum])?[0])
     }

@@ -1,6 +1,7 @@
 //! From the numbers of a layout to one rank's groups and its part of the model.
 
 use crate::{Error, Result};
+use std::fmt;
 use temper_comm::{Axes, Mesh, World};
 use temper_config::{Arch, Parallel};
 use temper_model::{AxisRank, Portion, Ranks, Seat};
@@ -51,6 +52,12 @@ impl Layout {
         Ok(Layout { axes, sequence: p.sequence, vpp: p.vpp, split: p.split.clone() })
     }
 
+    /// Whether every rank holds the whole model: only sequences and micro-batches are divided.
+    pub fn is_whole(&self) -> bool {
+        let Axes { tp, pp, ep, etp, .. } = self.axes;
+        tp * pp * ep * etp == 1
+    }
+
     /// This rank's groups. Every rank of the job calls this.
     pub fn ranks(&self, world: &dyn World, arch: &Arch) -> Result<Ranks> {
         let copies = if self.axes.tp > arch.kv_heads { vec![self.axes.tp / arch.kv_heads] } else { Vec::new() };
@@ -76,5 +83,37 @@ impl Layout {
             head: chunks.clone().any(|chunk| stages.has_head(stage, chunk)),
             chunks: chunks.map(|chunk| stages.layers_of(stage, chunk)).collect(),
         })
+    }
+}
+
+/// The axes that divide something, as `tp 2, pp 2, dp 2, ep 2`; of one rank `one rank`.
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Axes { tp, cp, dp, pp, ep, etp } = self.axes;
+        let axes = [("tp", tp), ("cp", cp), ("pp", pp), ("vpp", self.vpp), ("dp", dp), ("ep", ep), ("etp", etp)];
+        let mut parts: Vec<String> = axes.iter().filter(|(_, n)| *n > 1).map(|(axis, n)| format!("{axis} {n}")).collect();
+        if !self.split.is_empty() {
+            parts.push(format!("split {:?}", self.split));
+        }
+        if tp > 1 && !self.sequence {
+            parts.push("without sequence parallelism".into());
+        }
+        f.write_str(if parts.is_empty() { "one rank" } else { "" })?;
+        f.write_str(&parts.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_shows_what_it_divides() {
+        let layout = |tp, cp, dp, pp, ep| Layout { axes: Axes { tp, cp, dp, pp, ep, etp: 1 }, sequence: true, vpp: 1, split: vec![] };
+        assert_eq!(Layout::single().to_string(), "one rank");
+        assert_eq!(layout(2, 1, 2, 2, 2).to_string(), "tp 2, pp 2, dp 2, ep 2");
+        let uneven = Layout { sequence: false, split: vec![2, 1], ..layout(2, 2, 1, 2, 1) };
+        assert_eq!(uneven.to_string(), "tp 2, cp 2, pp 2, split [2, 1], without sequence parallelism");
+        assert!(layout(1, 2, 4, 1, 1).is_whole() && !layout(1, 1, 4, 1, 2).is_whole() && !uneven.is_whole());
     }
 }

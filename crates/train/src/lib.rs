@@ -18,7 +18,7 @@ mod measure;
 pub mod outcome;
 pub mod precision;
 pub mod run;
-mod run_dir;
+pub mod run_dir;
 pub mod setup;
 pub mod sft;
 mod share;

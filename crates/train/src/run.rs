@@ -15,7 +15,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
-use temper_checkpoint::store::Committed;
+use temper_checkpoint::store::{Committed, on_first};
 use temper_checkpoint::{Checkpoint, ExportOptions, Saved, Sidecar, Store};
 use temper_comm::{Comm, Solo, World};
 use temper_config::{Config, Resolved};
@@ -57,8 +57,12 @@ pub struct Run {
     pub started: Instant,
     /// How what the run begins with came from disk; nothing when it was drawn.
     pub loaded: Option<Loading>,
-    /// Keeps other jobs out of the run folder; rank 0 holds it for all.
-    _lock: Option<std::fs::File>,
+    /// Keeps other jobs out of the run folder, once it is taken; rank 0 holds it for all.
+    lock: Option<std::fs::File>,
+    /// Where it begins.
+    begin: Begin,
+    /// The step of the checkpoint that it goes on from.
+    pub resumed_from: Option<usize>,
     /// Set from outside to end the run after the step under way, saved: the trainer's.
     pub stop: Arc<AtomicBool>,
     /// Where the model comes from.
@@ -75,6 +79,8 @@ pub struct Run {
     pub report: Report,
     /// Held-out batches.
     pub eval: Vec<MicroBatch>,
+    /// How the ranks divide the work.
+    pub layout: Layout,
     /// Weights, gradients, moments.
     pub trainer: Trainer,
     /// Learning rate by step.
@@ -85,15 +91,18 @@ pub struct Run {
     pub store: Arc<Store>,
     /// With other ranks, what it takes to save and load with them.
     together: Option<Together>,
+    /// Whether a save removes old checkpoints: not while the steps are bad.
+    pub prunes: bool,
     /// Things to tell the user once events flow.
     pub notices: Vec<String>,
 }
 
 impl Run {
-    /// Reads and checks everything, then makes the run folder. Until that last step nothing is written.
+    /// Reads and checks everything. Nothing is written: [`Run::take_folder`] does that, when the caller has nothing more to check.
     pub fn open(mut resolved: Resolved, begin: Begin, ops: Arc<dyn Ops>, world: &dyn World, started: Instant) -> Result<Run> {
         let precision = Precision::choose(&mut resolved, &*ops)?;
         let config = &resolved.config;
+        run_dir::check(&config.log.dir)?;
         let source = setup::find_source(&resolved)?;
         let Prepared { source, tokenizer, template, dataset } = setup::prepare(&resolved, source)?;
         dataset.ensure_trainable()?;
@@ -127,17 +136,16 @@ impl Run {
             fixed: Fixed::of(config, &source.arch),
             optim: object(&config.optim),
             steps,
+            first_loss: None,
+            layout: layout.to_string(),
             model_dir: source.model_dir.display().to_string(),
         };
         let store = Arc::new(Store::new(&config.log.dir));
         let together = Together::new(world, store.clone())?;
-        let first = world.rank() == 0; // the run folder is its business
+        let mut resumed_from = None;
         let loaded = if begin == Begin::New {
             let (loaded, said) = setup::begin(&mut trainer, config, &source)?;
             notices.extend(said);
-            if first && let Some(old) = run_dir::start(&config.log.dir, &inputs(&resolved, &source))? {
-                notices.push(format!("{} held an earlier run, which is now {}", config.log.dir.display(), old.display()));
-            }
             loaded
         } else {
             let comm = together.as_ref().map_or(&Solo as &dyn Comm, Together::comm);
@@ -147,16 +155,10 @@ impl Run {
             notices.extend(said);
             state = going_on(&checkpoint, state, &mut notices)?;
             trainer.optimizer.updates = state.updates;
+            resumed_from = Some(state.step);
             Some(loaded)
         };
         let loaded = loaded.map(|traffic| loading(traffic, &trainer)).transpose()?;
-        let lock = if first { Some(run_dir::lock(&config.log.dir)?) } else { None };
-        if first {
-            run_dir::write_config(&config.log.dir, &resolved)?;
-        }
-        if let (Some(together), Begin::New) = (&together, begin) {
-            store.assure_shared(together.comm())?;
-        }
         let schedule = LearningRate::new(&config.optim, steps);
         let report = dataset.report().clone();
         let masker = Masker::new(template.clone(), config.data.loss, tokenizer.added_tokens());
@@ -164,7 +166,10 @@ impl Run {
         Ok(Run {
             started,
             loaded,
-            _lock: lock,
+            lock: None,
+            begin,
+            resumed_from,
+            layout,
             stop: trainer.stop.clone(),
             report,
             source,
@@ -178,9 +183,32 @@ impl Run {
             state,
             store,
             together,
+            prunes: true,
             notices,
             resolved,
         })
+    }
+
+    /// Makes the run folder and keeps other jobs out of it; an earlier run that lies there is moved aside. Every rank calls this.
+    ///
+    /// # Errors
+    /// When the folder cannot be made, another job trains in it, or not every rank sees it.
+    pub fn take_folder(&mut self) -> Result<()> {
+        let dir = self.dir().to_path_buf();
+        // The run folder is the first rank's business.
+        if self.trainer.ranks.mesh.rank == 0 {
+            if self.begin == Begin::New
+                && let Some(old) = run_dir::start(&dir, &inputs(&self.resolved, &self.source))?
+            {
+                self.notices.push(format!("{} held an earlier run, which is now {}", dir.display(), old.display()));
+            }
+            self.lock = Some(run_dir::lock(&dir)?);
+            run_dir::write_config(&dir, &self.resolved)?;
+        }
+        if let (Some(together), Begin::New) = (&self.together, self.begin) {
+            self.store.assure_shared(together.comm())?;
+        }
+        Ok(())
     }
 
     /// The configuration's values.
@@ -226,31 +254,35 @@ impl Run {
     fn kept(&self, saved: Saved, took: Duration, paused: Option<Duration>) -> Result<CheckpointSaved> {
         let keep = &self.config().checkpoint;
         let first = self.trainer.ranks.mesh.rank == 0;
-        let notices = if first { self.store.prune(keep.keep_last, keep.keep_every)? } else { Vec::new() };
+        let notices = if first && self.prunes { self.store.prune(keep.keep_last, keep.keep_every)? } else { Vec::new() };
         Ok(CheckpointSaved { step: saved.step, path: saved.path.display().to_string(), bytes: saved.bytes, took, paused, notices })
     }
 
-    /// Writes the weights as a Hugging Face folder, `hf/` of the run folder.
-    pub fn export(&self) -> Result<()> {
-        if self.together.is_some() {
-            return self.export_saved();
-        }
-        let weights = self.trainer.masters()?;
-        let options =
-            ExportOptions { dtype: self.config().checkpoint.export_dtype.map(dtype_of), overwrite: true, ..ExportOptions::default() };
-        temper_checkpoint::export(&self.dir().join("hf"), &self.trainer.model.params, &weights.views(), &self.sidecar(), &options)?;
+    /// Writes the weights as a Hugging Face folder, `hf/` of the run folder; unless `again`, one that is there stays. Every rank calls this:
+    /// of several none has the whole model, and the first exports the last checkpoint.
+    pub fn export(&self, again: bool) -> Result<()> {
+        let out = self.dir().join("hf");
+        let dtype = self.config().checkpoint.export_dtype.map(dtype_of);
+        let options = ExportOptions { dtype, overwrite: true, ..ExportOptions::default() };
+        let whole = self.together.is_none() && (again || !out.exists());
+        let weights = if whole { Some(self.trainer.masters()?) } else { None };
+        self.on_first(|| match &weights {
+            _ if out.exists() && !again => Ok(()),
+            Some(weights) => temper_checkpoint::export(&out, &self.trainer.model.params, &weights.views(), &self.sidecar(), &options),
+            None => temper_checkpoint::export_checkpoint(&self.store.step_dir(self.state.step), &out, &options).map(|_| ()),
+        })?;
         Ok(())
     }
 
-    /// Of several ranks none has the whole model: the first exports the last checkpoint, the others have nothing to do.
-    fn export_saved(&self) -> Result<()> {
-        let mesh = &self.trainer.ranks.mesh;
-        if mesh.rank == 0 {
-            let options =
-                ExportOptions { dtype: self.config().checkpoint.export_dtype.map(dtype_of), overwrite: true, ..ExportOptions::default() };
-            temper_checkpoint::export_checkpoint(&self.store.step_dir(self.state.step), &self.dir().join("hf"), &options)?;
-        }
-        Ok(())
+    /// Does something on the first rank while the others wait, however long it takes. Every rank calls this; nothing on the others.
+    ///
+    /// # Errors
+    /// The first rank's, on all of them.
+    pub fn on_first<T>(&self, work: impl FnOnce() -> temper_checkpoint::Result<T>) -> Result<Option<T>> {
+        Ok(match &self.together {
+            Some(together) => on_first(together.comm(), work)?,
+            None => Some(work()?),
+        })
     }
 
     /// The files beside the weights that make a folder a model, and the end-of-turn token that chat training taught.
@@ -336,8 +368,13 @@ fn going_on(checkpoint: &Checkpoint, planned: RunState, notices: &mut Vec<String
         )));
     }
     notices.extend(state.told(&planned));
-    notices.push(format!("resumed from {} (step {})", path.display(), state.step));
-    state.steps = planned.steps;
+    let layout = match (state.layout.as_str(), planned.layout.as_str()) {
+        ("", _) => String::new(),
+        (old, new) if old == new => String::new(),
+        (old, new) => format!("; its layout was {old}, and is now {new}"),
+    };
+    notices.push(format!("resumed from {} (step {}){layout}", path.display(), state.step));
+    (state.steps, state.layout) = (planned.steps, planned.layout);
     (state.model_dir, state.optim) = (planned.model_dir, planned.optim);
     Ok(state)
 }

@@ -14,8 +14,31 @@ const LOCK: &str = ".lock";
 /// Files and folders by which an earlier run is recognised.
 const TRACES: [&str; 4] = ["events.jsonl", "checkpoints", CONFIG, "hf"];
 
+/// The system refuses something in the run folder, which the user can choose.
 fn io_error(path: &Path) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::Io { path: path.to_path_buf(), source }
+    move |source| match is_of_the_path(&source) {
+        true => Error::Input(format!("log.dir: {} cannot be written: {source}. Choose another log.dir", path.display())),
+        false => Error::Io { path: path.to_path_buf(), source },
+    }
+}
+
+/// Whether an error of the system is about the path that was given, and not about the state of a disk.
+pub fn is_of_the_path(error: &io::Error) -> bool {
+    use io::ErrorKind::*;
+    let kinds = [NotFound, PermissionDenied, AlreadyExists, NotADirectory, IsADirectory, ReadOnlyFilesystem, InvalidFilename, InvalidInput];
+    kinds.contains(&error.kind())
+}
+
+/// Whether a folder can be there: found out before hours of reading, and without making it.
+///
+/// # Errors
+/// When something that is no folder is in its place, or above it.
+pub fn check(dir: &Path) -> Result<()> {
+    let there = dir.ancestors().find_map(|path| Some((path, fs::metadata(path).ok()?)));
+    match there {
+        Some((path, found)) if !found.is_dir() => Err(io_error(path)(io::ErrorKind::NotADirectory.into())),
+        _ => Ok(()),
+    }
 }
 
 /// Makes the folder of a new run. One that holds an earlier run is moved aside first; returns where to, if so.
@@ -68,11 +91,11 @@ fn move_aside(dir: &Path) -> Result<PathBuf> {
     let free = (1..).map(|n| dir.with_file_name(format!("{name}.{n}"))).find(|p| !p.exists());
     let target = free.unwrap_or_else(|| dir.with_extension("old"));
     fs::rename(dir, &target).map_err(|source| {
-        let why = format!(
-            "it holds an earlier run and cannot be moved to {}: {source}. Choose another log.dir or use --resume",
+        Error::Input(format!(
+            "log.dir: {} holds an earlier run and cannot be moved to {}: {source}. Choose another log.dir or use --resume",
+            dir.display(),
             target.display()
-        );
-        Error::Io { path: dir.to_path_buf(), source: io::Error::new(source.kind(), why) }
+        ))
     })?;
     Ok(target)
 }
@@ -109,6 +132,19 @@ mod tests {
         assert_eq!(fs::read_to_string(tmp.path().join("run.1/events.jsonl")).unwrap(), "one");
         assert_eq!(fs::read_to_string(tmp.path().join("run.2/events.jsonl")).unwrap(), "two");
         assert!(dir.is_dir() && !dir.join("events.jsonl").exists());
+    }
+
+    #[test]
+    fn what_cannot_be_a_folder_is_the_user_s_fault() {
+        let tmp = tempfile::tempdir().unwrap();
+        let file = tmp.path().join("file");
+        fs::write(&file, "").unwrap();
+        for dir in [file.clone(), file.join("run")] {
+            let found = [check(&dir).unwrap_err(), start(&dir, &[]).unwrap_err()];
+            assert!(found.iter().all(|e| e.is_bad_input() && e.to_string().starts_with("log.dir: ")), "{found:?}");
+        }
+        assert!(check(&tmp.path().join("a/b/c")).is_ok() && !tmp.path().join("a").exists());
+        assert!(!io_error(&file)(io::ErrorKind::StorageFull.into()).is_bad_input(), "a full disk is not");
     }
 
     #[test]

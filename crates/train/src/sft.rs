@@ -1,10 +1,11 @@
 //! Supervised fine-tuning: the loop from the first step to the last, with evaluation and checkpoints.
 
 use crate::events::{End, Eval, Event, Notice, Saved, Sink, Start};
+use crate::guard::{Watch, diagnose, last_good};
 use crate::measure::{Flops, peak_memory, step_event};
 use crate::outcome::StepResult;
 use crate::run::{CheckpointSaved, Run};
-use crate::{Error, Result, guard};
+use crate::{Error, Result};
 use std::time::Instant;
 use temper_config::OnNonFinite;
 use temper_data::{MicroBatch, StepBatch};
@@ -22,13 +23,14 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     if run.config().train.eval_every > 0 && run.state.step == 0 {
         evaluate(run, 0, sink)?;
     }
+    let mut watch = Watch::new(run.source.arch.vocab, &run.state);
     for step in run.state.step + 1..=run.state.steps {
         let clock = Instant::now();
         let batch = run.loader.batch(step - 1);
         let lr = run.schedule.at(step);
         let done = run.trainer.step(&batch, lr)?;
         if !done.updated {
-            skip_or_stop(run, step, &batch, &done, sink)?;
+            skip_or_stop(run, (step, watch.good()), &batch, &done, sink)?;
         }
         run.state.step = step;
         run.state.updates = run.trainer.optimizer.updates;
@@ -46,12 +48,16 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
         )));
 
         let last = step == run.state.steps;
+        if let Some(found) = watch.step(step, &done, last) {
+            return diverged(run, &found, watch.good(), sink);
+        }
+        (run.prunes, run.state.first_loss) = (watch.is_good(), watch.first);
         if due(step, run.config().train.eval_every) || last {
             evaluate(run, step, sink)?;
         }
         let stop = done.stop && !last;
         if due(step, run.config().checkpoint.every) || last || stop {
-            save(run, sink)?;
+            tell_saved(run.save()?, sink);
         }
         tell_saved(run.saved(stop)?, sink);
         if stop {
@@ -60,22 +66,28 @@ pub fn train(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     }
     tell_saved(run.saved(true)?, sink);
     if run.config().checkpoint.export {
-        run.export()?;
+        run.export(true)?;
     }
     (end.step, end.skipped, end.wall_s) = (run.state.step, run.state.skipped, began.elapsed().as_secs_f64());
     sink.event(&Event::End(end.clone()));
     Ok(end)
 }
 
-/// What a NaN or infinity does: ends the run, or is counted.
-fn skip_or_stop(run: &mut Run, step: usize, batch: &StepBatch, done: &StepResult, sink: &mut dyn Sink) -> Result<()> {
-    let found = guard::diagnose(run, step, batch, done)?;
+/// What a NaN or infinity does: ends the run, or is counted. `good` is the last step that left good weights.
+fn skip_or_stop(run: &mut Run, (step, good): (usize, usize), batch: &StepBatch, done: &StepResult, sink: &mut dyn Sink) -> Result<()> {
+    let found = diagnose(run, step, batch, done)?;
     if run.config().train.on_non_finite == OnNonFinite::Stop {
-        return Err(Error::NonFinite(found));
+        return diverged(run, &found, good, sink);
     }
     run.state.skipped += 1;
-    sink.event(&Event::Notice(Notice { message: format!("{found} Update skipped"), count: Some(run.state.skipped) }));
+    sink.event(&Event::Notice(Notice { message: format!("{found}. Update skipped"), count: Some(run.state.skipped) }));
     Ok(())
+}
+
+/// Ends a run for what was `found`, when what it still saves is there.
+fn diverged<T>(run: &mut Run, found: &str, good: usize, sink: &mut dyn Sink) -> Result<T> {
+    tell_saved(run.saved(true)?, sink);
+    Err(Error::Diverged(format!("{found}. {}", last_good(run, good)?)))
 }
 
 /// A run that is resumed after its last step: nothing to train, but the export is made if it is missing.
@@ -84,8 +96,8 @@ fn finish_again(run: &mut Run, sink: &mut dyn Sink) -> Result<End> {
     for message in std::mem::take(&mut run.notices) {
         sink.event(&Event::Notice(Notice { message, count: None }));
     }
-    if run.config().checkpoint.export && !run.dir().join("hf").exists() {
-        run.export()?;
+    if run.config().checkpoint.export {
+        run.export(false)?;
     }
     Ok(End { step: run.state.step, loss: f64::NAN, tokens: 0, wall_s: 0.0, skipped: run.state.skipped })
 }
@@ -104,6 +116,9 @@ fn announce(run: &mut Run, sink: &mut dyn Sink) {
         backend: run.trainer.ops.name(),
         samples: run.report.kept as usize,
         sequences: run.report.packing.sequences as usize,
+        resumed_from: run.resumed_from,
+        ranks: run.layout.axes.world(),
+        layout: (run.layout.axes.world() > 1).then(|| run.layout.to_string()),
         startup_s: run.started.elapsed().as_secs_f64(),
         loaded: run.loaded.clone(),
     }));
@@ -119,15 +134,9 @@ fn evaluate(run: &Run, step: usize, sink: &mut dyn Sink) -> Result<()> {
     }
     let clock = Instant::now();
     let weight: f64 = run.eval.iter().map(MicroBatch::weight_sum).sum();
-    let loss = run.trainer.evaluate(&run.eval)? / weight;
+    let loss = run.trainer.evaluate(&run.eval, |done, of| sink.evaluating(done, of))? / weight;
     let trained_tokens = run.eval.iter().map(MicroBatch::trained_tokens).sum();
     sink.event(&Event::Eval(Eval { step, loss, perplexity: loss.exp(), trained_tokens, wall_s: clock.elapsed().as_secs_f64() }));
-    Ok(())
-}
-
-/// Saves a checkpoint.
-fn save(run: &mut Run, sink: &mut dyn Sink) -> Result<()> {
-    tell_saved(run.save()?, sink);
     Ok(())
 }
 

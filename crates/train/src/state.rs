@@ -25,6 +25,12 @@ pub struct RunState {
     pub optim: Map<String, Value>,
     /// Steps of the whole run as planned.
     pub steps: usize,
+    /// The first loss of the run that was a number: by it a run is judged to have diverged.
+    #[serde(default)]
+    pub first_loss: Option<f64>,
+    /// The layout that saved it, in words; empty in checkpoints from before this was recorded.
+    #[serde(default)]
+    pub layout: String,
     /// The base model's folder, for the export.
     pub model_dir: String,
 }

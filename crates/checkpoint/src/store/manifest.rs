@@ -132,6 +132,14 @@ impl Manifest {
 
     /// Reads the manifest and looks whether every file is there with its size; contents are not read.
     pub(crate) fn check(dir: &Path) -> std::result::Result<Manifest, Fault> {
+        let manifest = Manifest::read(dir)?;
+        let files = manifest.files.iter().filter_map(|e| compare_size(dir, &e.name, e.bytes).err());
+        let wrong: Vec<String> = files.chain(manifest.shards.iter().filter_map(|s| compare_size(dir, &s.name, s.bytes).err())).collect();
+        if wrong.is_empty() { Ok(manifest) } else { Err(Fault::Damaged(wrong)) }
+    }
+
+    /// Reads the manifest, whatever became of the files that it names.
+    pub(crate) fn read(dir: &Path) -> std::result::Result<Manifest, Fault> {
         let path = dir.join(NAME);
         let length = match fs::metadata(&path) {
             Ok(m) => m.len(),
@@ -156,9 +164,7 @@ impl Manifest {
         if folder.is_some_and(|step| step != manifest.step) {
             return Err(damaged(format!("it is the manifest of step {}", manifest.step)));
         }
-        let files = manifest.files.iter().filter_map(|e| compare_size(dir, &e.name, e.bytes).err());
-        let wrong: Vec<String> = files.chain(manifest.shards.iter().filter_map(|s| compare_size(dir, &s.name, s.bytes).err())).collect();
-        if wrong.is_empty() { Ok(manifest) } else { Err(Fault::Damaged(wrong)) }
+        Ok(manifest)
     }
 }
 

@@ -22,7 +22,7 @@ pub use kind::Kind;
 pub(crate) use load::base_dtype;
 pub use manifest::{Fault, Manifest, verify};
 pub use save::Saved;
-pub use sharded::{Checkpoint, Committed, Entry, Request, Saver, Snapshot, own_ranges};
+pub use sharded::{Checkpoint, Committed, Entry, Request, Saver, Snapshot, on_first, own_ranges};
 
 use crate::{
     Error, Result,
@@ -56,8 +56,8 @@ pub struct Listed {
     pub path: PathBuf,
     /// Bytes of its files.
     pub bytes: u64,
-    /// How many ranks saved it; 1 when that cannot be told.
-    pub ranks: usize,
+    /// How many ranks saved it; none where no manifest tells.
+    pub ranks: Option<usize>,
     /// Nothing, or why it is not whole.
     pub fault: Option<Fault>,
 }
@@ -88,7 +88,9 @@ impl Store {
     /// # Errors
     /// [`Error::Bad`] when it is neither.
     pub fn locate(path: &Path) -> Result<Located> {
-        let path = path.canonicalize().map_err(|e| Error::bad(path, e.to_string()))?;
+        let path = path
+            .canonicalize()
+            .map_err(|e| Error::bad(path, format!("{e}. Give the folder of a run (its log.dir), or one of its checkpoints")))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.join(manifest::NAME).is_file() || step_of(&name).is_some() {
             return Ok(Located::Step(path));
@@ -210,10 +212,8 @@ impl Store {
 /// A quick look at a checkpoint's folder: files present, sizes right.
 pub fn look(path: PathBuf) -> Listed {
     let step = path.file_name().and_then(|n| step_of(&n.to_string_lossy())).unwrap_or(0);
-    let (ranks, fault) = match Manifest::check(&path) {
-        Ok(manifest) => (manifest.shards.len().max(1), None),
-        Err(fault) => (1, Some(fault)),
-    };
+    let ranks = Manifest::read(&path).ok().map(|manifest| manifest.shards.len().max(1));
+    let fault = Manifest::check(&path).err();
     Listed { step, bytes: size(&path), path, ranks, fault }
 }
 

@@ -15,6 +15,7 @@ use temper_comm::bench::{self, OPERATIONS};
 use temper_comm::{Axes, Comm, HostWorld, Mesh, Operation, Tcp, World, tcp, threads};
 use temper_cuda::nccl::NcclWorld;
 use temper_cuda::{Cuda, Options};
+use temper_monitor::size;
 use temper_planner::LayoutRequest;
 use temper_tensor::{Ops, cpu::Cpu};
 
@@ -170,8 +171,8 @@ impl Job<'_> {
                     tell(format_args!(
                         "note: {axis}: {} stops before {}: {} do not fit into memory",
                         operation.name(),
-                        size(bytes),
-                        size(needed)
+                        size(bytes as u64),
+                        size(needed as u64)
                     ));
                 }
                 break;
@@ -213,16 +214,7 @@ fn table(rows: &[Row]) -> Table {
     for r in rows {
         let number = |x: f64| if x < 10.0 { format!("{x:.3}") } else { format!("{x:.1}") };
         let (algorithm, bus) = (number(r.algorithm_gb_per_s), number(r.bus_gb_per_s));
-        table.row([r.operation.into(), r.ranks.to_string(), size(r.bytes), number(r.us), algorithm, bus, r.axis.into()]);
+        table.row([r.operation.into(), r.ranks.to_string(), size(r.bytes as u64), number(r.us), algorithm, bus, r.axis.into()]);
     }
     table
-}
-
-fn size(bytes: usize) -> String {
-    match bytes {
-        _ if bytes >= 1 << 30 => format!("{:.4} GiB", bytes as f64 / (1u64 << 30) as f64),
-        _ if bytes >= 1 << 20 => format!("{:.2} MiB", bytes as f64 / (1u64 << 20) as f64),
-        _ if bytes >= 1 << 10 => format!("{:.2} KiB", bytes as f64 / (1u64 << 10) as f64),
-        _ => format!("{bytes} B"),
-    }
 }

@@ -14,6 +14,7 @@ use crate::out::{say, say_json};
 use crate::shortage::beside_plan;
 use crate::trace;
 use std::{
+    io::{self, IsTerminal},
     path::Path,
     time::{Duration, Instant},
 };
@@ -91,10 +92,23 @@ fn measure(args: &BenchStep, (mut bench, subject): (Bench, Subject)) -> anyhow::
 
 fn ops(args: &BenchOps, cli: &Cli, started: Instant) -> anyhow::Result<()> {
     let (mut bench, _) = open(&args.subject, 1, Part::Whole, cli, started)?;
-    crate::out::tell("note: every operation is repeated alone; the table comes when all are done");
+    let terminal = io::stderr().is_terminal();
+    if !terminal {
+        crate::out::tell("note: every operation is repeated alone; the table comes when all are done");
+    }
     bench.steps(1, 1)?;
     let rates = rates(&bench);
-    let rows = operations(&bench.alone(&args.only)?, rates);
+    let mut done = 0;
+    let recording = bench.alone(&args.only, move |call| {
+        done += 1;
+        if terminal {
+            crate::out::show(format_args!("operation {done}: {} {}", call.name, call.shape()));
+        }
+    })?;
+    if terminal {
+        crate::out::show("");
+    }
+    let rows = operations(&recording, rates);
     if rows.is_empty() {
         return Err(BadInput(format!("--only {}: no operation of this model's step has such a name", args.only)).into());
     }

@@ -3,6 +3,7 @@
 use super::predict::{Beside, Held};
 use crate::table::Table;
 use std::fmt::Write as _;
+use temper_monitor::size;
 use temper_tensor::Rates;
 use temper_train::bench::{Memory, OperationRow, RankOf, Shape, Spread, StepReport, Work};
 
@@ -69,12 +70,12 @@ pub fn step(report: &StepReport, plan: Option<&Beside>) -> String {
 }
 
 fn memory_line(memory: &Memory) -> String {
-    let parts: Vec<String> = memory.peak.iter().map(|(purpose, bytes)| format!("{purpose} {}", size(*bytes))).collect();
+    let parts: Vec<String> = memory.peak.iter().map(|(purpose, bytes)| format!("{purpose} {}", size(*bytes as u64))).collect();
     format!(
         "memory      peak {} ({}), {} reserved in {} allocations, {} after the warm-up\n",
-        size(memory.peak_total),
+        size(memory.peak_total as u64),
         parts.join(", "),
-        size(memory.reserved),
+        size(memory.reserved as u64),
         memory.growths,
         memory.growths_after_warmup
     )
@@ -84,7 +85,7 @@ fn memory_line(memory: &Memory) -> String {
 fn plan_lines(plan: &Beside) -> String {
     let percent = |held: &Held| format!("{:+.1} %", 100.0 * held.deviation);
     let parts = plan.memory.iter().filter(|(_, held)| held.plan.max(held.measured) > 0.0);
-    let parts: Vec<String> = parts.map(|(name, held)| format!("{name} {} ({})", size(held.plan as usize), percent(held))).collect();
+    let parts: Vec<String> = parts.map(|(name, held)| format!("{name} {} ({})", size(held.plan as u64), percent(held))).collect();
     let step = plan.step_ms.as_ref().map_or(String::new(), |held| format!("; step {:.2} ms ({})", held.plan, percent(held)));
     format!("plan        peak of {}{step}; off by the shares in brackets\n", parts.join(", "))
 }
@@ -127,9 +128,4 @@ fn reached(row: &OperationRow) -> String {
 /// Three digits or so.
 fn digits(x: f64) -> String {
     if x >= 10.0 { format!("{x:.0}") } else { format!("{x:.3}") }
-}
-
-fn size(bytes: usize) -> String {
-    const GIB: f64 = (1u64 << 30) as f64;
-    if bytes as f64 >= 0.1 * GIB { format!("{:.2} GiB", bytes as f64 / GIB) } else { format!("{:.2} MiB", bytes as f64 / (1 << 20) as f64) }
 }

@@ -25,7 +25,12 @@ pub fn run(args: &Verify, cli: &Cli) -> anyhow::Result<()> {
         return Err(BadInput(format!("--tol {tol}: give a relative error between 0 and 1")).into());
     }
     if let Some(golden) = &args.golden {
-        std::fs::metadata(golden).map_err(|e| BadInput(format!("--golden {}: {e}", golden.display())))?;
+        std::fs::metadata(golden).map_err(|e| {
+            BadInput(format!(
+                "--golden {}: {e}. Give a safetensors file of another program's values, or leave it out with --layout",
+                golden.display()
+            ))
+        })?;
     }
     let folder = resolve_model(&args.model, Path::new(""), "main", true)?;
     let wanted = Wanted::of(args.layout.as_deref(), &folder)?;
@@ -54,7 +59,8 @@ fn ops(cli: &Cli, wanted: &Wanted) -> anyhow::Result<Arc<dyn Ops>> {
     match (wanted.layout.axes.world(), cli.device) {
         (1, _) => Ok(backend::open(cli, false, 0)?.ops),
         (ranks, Device::Cuda) => Err(BadInput(format!(
-            "--device cuda: the {ranks} ranks of --layout are threads of one process, which has one GPU. Remove --device"
+            "--device cuda: verify runs the {ranks} ranks of --layout as threads on the processor, not on GPUs. Leave --device out to compare \
+             the layout there; without --layout one GPU is compared"
         ))
         .into()),
         _ => Ok(Arc::new(Cpu::new(cli.threads.into()))),
@@ -64,21 +70,24 @@ fn ops(cli: &Cli, wanted: &Wanted) -> anyhow::Result<Arc<dyn Ops>> {
 fn print(args: &Verify, wanted: &Wanted, report: &Report, tol: f64) -> io::Result<()> {
     if args.layout.is_some() {
         let with = if args.golden.is_some() { "golden values" } else { "one rank" };
-        say(format_args!("layout {}: {} ranks, compared with {with}", wanted.told(), wanted.layout.axes.world()))?;
+        let ranks = wanted.layout.axes.world();
+        let place = if ranks > 1 { ", threads on the processor," } else { "," };
+        say(format_args!("layout {}: {ranks} ranks{place} compared with {with}", wanted.told()))?;
     }
     for notice in &report.notices {
         say(format_args!("note: {notice}"))?;
     }
-    let mut table = Table::new(&["item", "values", "largest relative error", ""]);
+    let mut table = Table::new(&["item", "values", "largest relative error", "beyond the noise", ""]);
     for item in &report.items {
         let verdict = if item.error <= tol { "ok" } else { "DIFFERS" };
-        table.row([item.name.clone(), item.values.to_string(), format!("{:.2e}", item.error), verdict.to_string()]);
+        let (difference, error) = (format!("{:.2e}", item.difference), format!("{:.2e}", item.error));
+        table.row([item.name.clone(), item.values.to_string(), difference, error, verdict.to_string()]);
     }
     say(table)?;
     let failed = report.items.iter().filter(|i| i.error.is_nan() || i.error > tol).count();
     match (report.items.len(), failed) {
         (0, _) => say("nothing to compare: the golden file holds none of the known items"),
-        (n, 0) => say(format_args!("all {n} items within {tol:.0e}")),
-        (n, failed) => say(format_args!("{failed} of {n} items beyond {tol:.0e}")),
+        (n, 0) => say(format_args!("all {n} items within {tol:.0e} beyond the noise")),
+        (n, failed) => say(format_args!("{failed} of {n} items off by more than {tol:.0e} beyond the noise")),
     }
 }

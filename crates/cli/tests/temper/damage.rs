@@ -157,3 +157,21 @@ fn a_full_disk_is_named_and_keeps_what_was_saved() {
     case.shell("trap '' XFSZ; ulimit -f 100; exec \"$TEMPER\" checkpoint export run --out out").exits(1).says(&["File too large"]);
     assert!(!case.has("out"));
 }
+
+#[test]
+fn a_damaged_checkpoint_of_two_ranks_is_listed_as_one_of_two() {
+    let case = Case::tiny();
+    case.sft("config.toml", &["parallel.dp=2", "checkpoint.export=false"]).ok().says(&[" KiB in "]);
+    let checkpoint = case.path("run/checkpoints/step-000004");
+    let listed = |ranks: &str, state: &str| {
+        let done = case.temper(&["checkpoint", "list", "run"]).ok().says(&[state, " KiB"]);
+        let row = done.stdout.lines().find(|l| l.contains("step-000004")).unwrap();
+        assert!(row.split_whitespace().any(|word| word == ranks), "{row}");
+    };
+    listed("2", "whole");
+    cut(&checkpoint.join("rank-00001.bin"));
+    listed("2", "damaged");
+    fs::remove_file(checkpoint.join("manifest.json")).unwrap();
+    listed("?", "incomplete");
+    assert!(case.temper(&["checkpoint", "list", "run", "--json"]).ok().json()[0]["ranks"].is_null());
+}

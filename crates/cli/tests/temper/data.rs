@@ -107,3 +107,19 @@ fn a_benchmark_becomes_training_data() {
     case.temper(&["data", "build-roleplay", "--in", "nowhere", "--out", "x.jsonl"]).exits(2).says(&["nowhere"]);
     assert!(!case.has("x.jsonl"));
 }
+
+#[test]
+fn a_preview_marks_what_is_cut() {
+    let case = Case::tiny();
+    let preview = ["data", "preview", "config.toml", "--set", "data.seq_len=24"];
+    let whole = case.temper(&preview[..3]).ok();
+    assert!(!whole.stdout.contains("cut at"), "{whole:#?}");
+    let with =
+        |policy: &str, more: &[&str]| case.temper(&[&preview[..], &["--set", &format!("data.over_long={policy}")], more].concat()).ok();
+    with("truncate", &[]).says(&["  24 tokens of ", " (cut at data.seq_len), "]);
+    let lines = with("split", &["--json"]).lines();
+    let first = lines.iter().filter(|l| l["row"] == 1);
+    let (parts, of): (Vec<u64>, Vec<u64>) =
+        first.map(|l| (l["input_ids"].as_array().unwrap().len() as u64, l["cut_from"].as_u64().unwrap())).unzip();
+    assert!(parts.len() > 1 && of.iter().all(|n| *n >= *parts.iter().max().unwrap() && *n <= parts.iter().sum()), "{parts:?} of {of:?}");
+}

@@ -2,12 +2,15 @@
 
 mod architectures;
 mod arguments;
+mod beginning;
 mod behaviour;
 mod bench;
 mod damage;
 mod data;
 mod export;
 mod generate;
+#[path = "../../../comm/tests/common/hosts.rs"]
+mod hosts;
 mod job;
 mod killing;
 mod layout;

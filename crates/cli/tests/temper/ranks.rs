@@ -1,7 +1,8 @@
 //! Ranks that are processes: a supervisor over real training, and the start on several hosts.
 
+use crate::hosts::Hosts;
 use crate::job::{Job, signal};
-use crate::support::{Case, column, copy, essences};
+use crate::support::{Case, close, column, copy, essences};
 use rustix::process::Signal;
 use std::{
     fs,
@@ -219,7 +220,11 @@ fn a_run_goes_on_in_another_layout_as_if_one_rank_had_done_it_all() {
     case.sft("config.toml", &run("log.dir=many", &["parallel.tp=2", "parallel.pp=2"])).ok();
     fs::remove_dir_all(case.path("many/checkpoints/step-000006")).unwrap();
     fs::remove_dir_all(case.path("many/hf")).unwrap();
-    case.resume("config.toml", &run("log.dir=many", &["parallel.dp=2"])).ok().says(&["resumed from", "step 3"]);
+    let done = case.resume("config.toml", &run("log.dir=many", &["parallel.dp=2"])).ok();
+    done.says(&["resumed from", "step-000003 (step 3); its layout was tp 2, pp 2, and is now dp 2", "2 ranks: dp 2"]);
+    let starts: Vec<_> = case.events("many").into_iter().filter(|e| e["event"] == "start").collect();
+    assert_eq!((&starts[0]["ranks"], &starts[0]["layout"]), (&4.into(), &"tp 2, pp 2".into()));
+    assert_eq!((&starts[1]["ranks"], &starts[1]["layout"], &starts[1]["resumed_from"]), (&2.into(), &"dp 2".into(), &3.into()));
     let loss = |dir: &str| -> Vec<(u64, f64)> {
         let step = |s: &serde_json::Value| (s["step"].as_u64().unwrap(), s["loss"].as_f64().unwrap());
         case.steps(dir).iter().map(step).collect()
@@ -234,4 +239,46 @@ fn a_run_goes_on_in_another_layout_as_if_one_rank_had_done_it_all() {
     }
     assert!(case.path("many/hf/model.safetensors").exists() && case.path("many/hf/config.json").exists());
     case.temper(&["checkpoint", "verify", case.path("many/checkpoints/step-000003").to_str().unwrap()]).ok();
+}
+
+/// With dp alone every replica has the whole model: the first answers, with the words of the model that it exported.
+#[test]
+fn the_sample_prompt_is_answered_where_a_rank_has_the_whole_model() {
+    let case = Case::tiny();
+    let prompt = "log.sample_prompt=1 + 1 = ?";
+    let done = case.sft("config.toml", &["parallel.dp=2", prompt]).ok();
+    let (_, reply) = done.stdout.split_once("> 1 + 1 = ?\n").unwrap_or_else(|| panic!("{done:#?}"));
+    let said = case.temper(&["generate", "run/hf", "--chat", "1 + 1 = ?", "--max-tokens", "128", "--temperature", "0"]).ok().stdout;
+    assert!(!said.trim().is_empty() && reply.starts_with(said.trim()), "{said:?}: {done:#?}");
+
+    let done = case.sft("config.toml", &["parallel.tp=2", prompt, "log.dir=tp"]).ok();
+    let (note, step) = (done.stdout.find("in this layout (tp 2) no rank has the whole model"), done.stdout.find("step 1/4"));
+    assert!(note.is_some() && note < step && !done.stdout.contains("> 1 + 1"), "told before the training: {done:#?}");
+}
+
+/// Two hosts that have nothing in common but a cable and their files: what is launched on them trains as one rank does, and ends when the
+/// cable is pulled.
+#[test]
+fn ranks_of_two_hosts_train_over_the_network() {
+    let hosts = match Hosts::two(2) {
+        Ok(hosts) => hosts,
+        Err(why) => return println!("SKIPPED: no network namespaces here: {why}"),
+    };
+    let case = Case::tiny();
+    case.write("hosts", "10.77.2.1 slots=2\n10.77.2.2 slots=2\n");
+    let [a, b] = &hosts.names;
+    case.write("ssh", &format!("#!/bin/sh\n[ $1 = 10.77.2.1 ] && host={a} || host={b}\nexec ip netns exec $host sh -c \"$2\"\n"));
+    fs::set_permissions(case.path("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+    let ssh = case.path("ssh").display().to_string();
+    let launch = ["launch", "--hostfile", "hosts", "--ssh", &ssh, "--port", "29500", "--", "sft", "config.toml", "--set", "parallel.tp=2"];
+    case.sft("config.toml", &["log.dir=one"]).ok();
+    case.temper(&[&launch[..], &["--set", "parallel.pp=2"]].concat()).ok().says(&["4 ranks: tp 2, pp 2"]);
+    close(&column(&case.steps("run"), "loss"), &column(&case.steps("one"), "loss"), 1e-4);
+
+    let endless = ["--silence", "3", "--set", "train.steps=100000", "--set", "checkpoint.every=0", "--set", "log.dir=cut"];
+    let mut job = Job::start(&case, &[&launch[..], &endless].concat());
+    job.until("a step", || case.has("cut/events.jsonl") && case.steps("cut").len() > 1);
+    hosts.cut();
+    let done = job.finish();
+    assert!(done.code != 0 && done.stderr.contains("is gone: no sign of life for 3.0 s"), "{done:#?}");
 }

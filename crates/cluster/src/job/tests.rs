@@ -1,6 +1,7 @@
 //! Courses of events, without processes.
 
 use super::*;
+use crate::message::{Exit, Failed, Kind};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -185,4 +186,32 @@ fn a_node_that_is_gone_fails_its_first_rank_and_is_not_waited_for() {
     let acts = job.take(0, exited(1, Exit::Signal(15)), now + 3 * SECOND);
     assert!(said(&acts).contains("no restart: gpu-1 is gone"), "{acts:?}");
     assert_eq!(acts.last(), Some(&Act::Over(1)));
+}
+
+/// A run folder never came to be: what only the logs tell is kept, what was said is not.
+#[test]
+fn logs_are_kept_outside_the_run_folder_only_where_they_are_told_of() {
+    let unready = |event: Event, code: u8| {
+        let (mut job, now) = job(1, 0);
+        job.take(0, joined(0, 2), now);
+        job.take(0, event, now);
+        job.tick(now + 2 * SECOND);
+        let acts: Vec<Act> = [0, 1].into_iter().flat_map(|rank| job.take(0, exited(rank, Exit::Code(code.into())), now)).collect();
+        (orders(&acts).contains(&&Order::SpareLogs), said(&acts))
+    };
+    let told = |code| Event::Told(1, Told::Failed(Failed { message: "no".into(), code, kind: Kind::Own }));
+    let (kept, text) = unready(told(1), 1);
+    assert!(kept && text.contains("; logs: ") && text.ends_with("temper-j"), "{text}");
+    let (kept, text) = unready(told(2), 2);
+    assert!(!kept && text == "1 other rank stopped because of it", "{text}");
+}
+
+#[test]
+fn what_would_come_to_the_same_end_is_not_started_again() {
+    let (mut job, now) = under_way(1, 3);
+    let acts = job.take(0, failed(0, "the run has diverged", Kind::Lasting), now);
+    assert_eq!(said(&acts), "error: rank 0: the run has diverged");
+    let acts = job.take(0, exited(0, Exit::Code(3)), now);
+    assert!(said(&acts).ends_with("no restart: it would come to the same end"), "{acts:?}");
+    assert_eq!(acts.last(), Some(&Act::Over(3)));
 }

@@ -88,8 +88,10 @@ impl Job {
     /// `acts`: `rank=act`, separated by blanks; the other ranks work until they are done.
     pub fn new(ranks: usize, acts: &str) -> Job {
         let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
         let variables = [("TEST_RANKS", ranks.to_string()), ("TEST_ACTS", acts.into()), ("TEST_DIR", dir.path().display().to_string())];
-        Job { variables: variables.map(|(name, value)| (name.to_string(), value)).into(), dir }
+        let variables = variables.into_iter().chain([("TMPDIR", dir.path().join("tmp").display().to_string())]);
+        Job { variables: variables.map(|(name, value)| (name.to_string(), value)).collect(), dir }
     }
 
     pub fn with(mut self, name: &str, value: impl ToString) -> Job {

@@ -52,6 +52,9 @@ pub fn run() -> ! {
     if act == "early" {
         fail(&worker, "data.jsonl: no such file", 2, Kind::Own);
     }
+    if act == "unready" {
+        fail(&worker, "the device is out of memory", 7, Kind::Own);
+    }
     let mut print = Fingerprint::of_process("1");
     print.must("config.optim.lr", if act == "config" { "2e-5" } else { "1e-5" });
     print.should("NCCL_SOCKET_IFNAME", if act == "variable" { "eth1" } else { "eth0" });

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses a part of it
 
 pub mod collectives;
+pub mod hosts;
 
 pub use collectives::value;
 use std::{net::TcpListener, sync::Arc, time::Duration};

@@ -26,8 +26,8 @@ impl Arch {
     /// When the file cannot be read, is not JSON, or describes a network that temper does not run; the key is named.
     pub fn from_folder(dir: &Path) -> Result<Arch> {
         let path = dir.join("config.json");
-        let io = |source| Error::Io { path: path.clone(), source };
-        let bytes = std::fs::metadata(&path).map_err(io)?.len();
+        let io = Error::no_model(&path);
+        let bytes = std::fs::metadata(&path).map_err(&io)?.len();
         if bytes > MAX_BYTES {
             let message = format!("{bytes} bytes; a model's config.json has at most {MAX_BYTES}");
             return Err(Error::Syntax { origin: path.display().to_string(), message });

@@ -1,7 +1,7 @@
 //! What the tests of several crates train and compare; they include this file (`#[path]`).
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use temper_config::{Arch, ModelType};
+use temper_config::{Arch, ModelType, Moe};
 use temper_tensor::Rng;
 
 /// A dense network of a few hundred parameters.
@@ -30,6 +30,21 @@ pub fn tiny(model_type: ModelType) -> Arch {
         eos: Vec::new(),
         notices: Vec::new(),
     }
+}
+
+/// The same with four experts of which two work on each token, but in `dense_layers`.
+pub fn mixture(dense_layers: &[usize]) -> Arch {
+    let moe = Moe {
+        experts: 4,
+        top_k: 2,
+        intermediate: 4,
+        normalise: true,
+        sparse_step: 1,
+        dense_layers: dense_layers.to_vec(),
+        aux_coef: 0.01,
+        aux_in_loss: true,
+    };
+    Arch { moe: Some(moe), intermediate: 8, ..tiny(ModelType::Qwen3Moe) }
 }
 
 /// Tokens of one micro-batch.

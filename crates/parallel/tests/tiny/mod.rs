@@ -6,10 +6,10 @@ mod shared;
 
 #[allow(unused_imports, reason = "each test binary uses its own part")]
 pub use shared::relative;
-use shared::{micro, tiny};
+use shared::{micro, mixture, tiny};
 use std::{collections::BTreeMap, time::Duration};
 use temper_comm::{Axes, Mesh, threads};
-use temper_config::{Arch, ModelType, Moe};
+use temper_config::{Arch, ModelType};
 use temper_model::param::{Block, Param, ParamId};
 use temper_model::{
     Act, AuxSettings, AxisRank, Batch, Cx, Grads, Kept, Model, Objective, Portion, Ranks, Recompute, RopeTables, Seat, Weights, finish_aux,
@@ -24,17 +24,7 @@ pub fn dense(tied: bool) -> Arch {
 
 /// A dense layer and one of four experts, two of which work on each token.
 pub fn experts() -> Arch {
-    let moe = Moe {
-        experts: 4,
-        top_k: 2,
-        intermediate: 4,
-        normalise: true,
-        sparse_step: 1,
-        dense_layers: vec![0],
-        aux_coef: 0.01,
-        aux_in_loss: true,
-    };
-    Arch { moe: Some(moe), model_type: ModelType::Qwen3Moe, qkv_bias: false, out_bias: false, mlp_bias: false, ..dense(false) }
+    mixture(&[0])
 }
 
 /// Sizes of the axes.

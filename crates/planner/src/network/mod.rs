@@ -86,7 +86,7 @@ impl Network {
     /// # Errors
     /// As [`Network::from_folder`].
     pub fn from_file(path: &Path) -> Result<Network> {
-        let io = |source| Error::Config(temper_config::Error::Io { path: path.to_path_buf(), source });
+        let io = |source| Error::Config(temper_config::Error::no_model(path)(source));
         let bytes = std::fs::metadata(path).map_err(io)?.len();
         let syntax = |message| Error::Config(temper_config::Error::Syntax { origin: path.display().to_string(), message });
         if bytes > MAX_BYTES {

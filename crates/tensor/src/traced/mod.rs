@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// What is recorded.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// The phases of a step.
     Phases,
     /// Phases and every operation.
     Operations,
-    /// The first call of each shape of operations whose name contains the text, repeated on its own operands. Overwritten and
-    /// changed data is no longer what the step would have made.
-    Alone(String),
 }
+
+/// Hears of every operation that is to be repeated.
+type Hear = Box<dyn FnMut(&Call) + Send>;
 
 /// A backend that records when asked to.
 pub struct Traced {
@@ -39,6 +39,7 @@ struct Notes {
     calls: Vec<(Call, Mark, Mark)>,
     /// Text that names must contain.
     only: String,
+    hear: Option<Hear>,
     alone: Vec<(Call, Vec<(Mark, Mark)>)>,
 }
 
@@ -98,14 +99,23 @@ impl Traced {
 
     /// Begins a recording, after waiting for the backend.
     pub fn start(&self, level: Level) -> Result<()> {
+        let on = match level {
+            Level::Phases => 1,
+            Level::Operations => 2,
+        };
+        self.begin(on, Notes::default())
+    }
+
+    /// As [`Traced::start`], of the first call of each shape of operations whose name contains `only`: it is repeated on its own operands,
+    /// and `hear` is told before. Overwritten and changed data is no longer what the step would have made.
+    pub fn start_alone(&self, only: &str, hear: impl FnMut(&Call) + Send + 'static) -> Result<()> {
+        self.begin(3, Notes { only: only.into(), hear: Some(Box::new(hear)), ..Notes::default() })
+    }
+
+    fn begin(&self, on: u8, notes: Notes) -> Result<()> {
         self.inner.wait()?;
         let origin = Some(self.mark()?);
-        let (on, only) = match level {
-            Level::Phases => (1, String::new()),
-            Level::Operations => (2, String::new()),
-            Level::Alone(word) => (3, word),
-        };
-        *self.notes() = Notes { origin, only, ..Notes::default() };
+        *self.notes() = Notes { origin, ..notes };
         self.on.store(on, Relaxed);
         Ok(())
     }
@@ -163,6 +173,9 @@ impl Traced {
         let result = operation(&*self.inner)?;
         let end = self.mark()?;
         if on == 3 && self.is_new(&call) {
+            if let Some(hear) = &mut self.notes().hear {
+                hear(&call);
+            }
             let mut blocks = Vec::with_capacity(BLOCKS);
             for _ in 0..BLOCKS {
                 let begin = self.mark()?;
@@ -207,7 +220,8 @@ mod tests {
     fn only_what_was_asked_for_is_repeated_and_each_shape_once() {
         let traced = Traced::new(Arc::new(Cpu::new(1)));
         let (a, mut out) = (vec![1f32; 12], traced.zeros(DType::F32, &[12]).unwrap());
-        traced.start(Level::Alone("add".into())).unwrap();
+        let (sender, heard) = std::sync::mpsc::channel();
+        traced.start_alone("add", move |call| sender.send(call.shape()).unwrap()).unwrap();
         for rows in [3, 3, 4] {
             traced.add_assign(out.view_mut().slice_rows(0..rows), View::host(&a[..rows], &[rows])).unwrap();
             traced.scale(out.view_mut(), 1.0).unwrap();
@@ -215,6 +229,7 @@ mod tests {
         let recording = traced.finish().unwrap();
         let shapes: Vec<String> = recording.alone.iter().map(|(call, _)| format!("{} {}", call.name, call.shape())).collect();
         assert_eq!(shapes, ["add_assign 3 float32", "add_assign 4 float32"]);
+        assert_eq!(heard.iter().collect::<Vec<_>>(), ["3 float32", "4 float32"]);
         assert!(recording.calls.is_empty() && recording.alone.iter().all(|(_, ms)| ms.len() == BLOCKS));
         // Each new shape ran once and then in blocks; the known one only once.
         let runs = (1 + BLOCKS * RUNS) as f32;

@@ -23,7 +23,7 @@ use temper_comm::World;
 use temper_config::{Arch, Config, Device, Resolved};
 use temper_data::StepBatch;
 use temper_model::{Portion, Ranks, declare};
-use temper_tensor::{Level, Ops, Phase, Recording, Traced};
+use temper_tensor::{Call, Level, Ops, Phase, Recording, Traced};
 
 /// Most tokens of a step: what they are drawn into takes 16 bytes each on the host.
 const MOST_TOKENS: usize = 1 << 26;
@@ -202,13 +202,15 @@ impl Bench {
 
     /// Records every operation of one step.
     pub fn record(&mut self) -> Result<Recording> {
-        self.recorded(Level::Operations)
+        self.traced.start(Level::Operations)?;
+        self.recorded()
     }
 
     /// Repeats every operation of a step whose name contains `only` on its own operands, once per shape. The model is no longer
-    /// what training would have made of it.
-    pub fn alone(&mut self, only: &str) -> Result<Recording> {
-        self.recorded(Level::Alone(only.to_string()))
+    /// what training would have made of it. `hear` is told of each before it is repeated.
+    pub fn alone(&mut self, only: &str, hear: impl FnMut(&Call) + Send + 'static) -> Result<Recording> {
+        self.traced.start_alone(only, hear)?;
+        self.recorded()
     }
 
     /// Whether this process speaks for all ranks.
@@ -226,8 +228,8 @@ impl Bench {
         (&self.shape, &self.work)
     }
 
-    fn recorded(&mut self, level: Level) -> Result<Recording> {
-        self.traced.start(level)?;
+    /// A step, and what was recorded of it.
+    fn recorded(&mut self) -> Result<Recording> {
         let done = self.trainer.step(&self.batch, self.lr);
         let recording = self.traced.finish()?;
         done?;

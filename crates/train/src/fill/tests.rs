@@ -6,7 +6,7 @@ use crate::step::Settings;
 use std::sync::Arc;
 use std::time::Duration;
 use temper_comm::{Axes, threads};
-use temper_config::{LossReduction, ModelType, Moe};
+use temper_config::LossReduction;
 use temper_model::{Model, Recompute, RopeTables};
 use temper_parallel::AdamWConfig;
 use temper_tensor::{DType, cpu::Cpu};
@@ -50,17 +50,7 @@ fn files(slots: Vec<Slot<'_>>) -> temper_checkpoint::Result<Traffic> {
 }
 
 fn trainer(world: &dyn temper_comm::World, axes: Axes, weights: DType) -> Trainer {
-    let moe = Moe {
-        experts: 4,
-        top_k: 2,
-        intermediate: 4,
-        normalise: true,
-        sparse_step: 1,
-        dense_layers: vec![0],
-        aux_coef: 0.0,
-        aux_in_loss: false,
-    };
-    let arch = temper_config::Arch { moe: Some(moe), intermediate: 8, ..tiny::tiny(ModelType::Qwen3Moe) };
+    let arch = tiny::mixture(&[0]);
     let layout = Layout { axes, sequence: axes.tp > 1, vpp: 1, split: Vec::new() };
     let ranks = layout.ranks(world, &arch).unwrap();
     let model = Model::part(&arch, &layout.portion(&arch, &ranks).unwrap()).unwrap();

@@ -157,7 +157,7 @@ fn compare_all(reference: &dyn Reference, answers: &Answers, arch: &Arch, report
     }
     compare_greedy(answers, reference, report);
     if !answers.ranks_agree {
-        report.items.push(Item { name: "losses and norms (ranks were told different ones)".into(), error: f64::INFINITY, values: 0 });
+        report.items.push(Item::wrong("losses and norms (ranks were told different ones)".into(), 0));
     }
     skipped_items(reference, report);
     Ok(())
@@ -173,7 +173,7 @@ fn compare_named(
     let (mut loose, mut total) = (0, 0);
     for key in reference.names().into_iter().filter(|n| n.starts_with(prefix)) {
         let Some(place) = names.find(&key[prefix.len()..]) else {
-            report.items.push(Item { name: format!("{key} (the model has no such parameter)"), error: f64::INFINITY, values: 0 });
+            report.items.push(Item::wrong(format!("{key} (the model has no such parameter)"), 0));
             continue;
         };
         let Some(want) = reference.floats(key)? else { continue };
@@ -195,7 +195,7 @@ fn compare_named(
     let copies = values.copies();
     if copies.unequal > 0 {
         let name = format!("{prefix}* ({} of {} values that several ranks have differ between them)", copies.unequal, copies.values);
-        report.items.push(Item { name, error: f64::INFINITY, values: copies.values });
+        report.items.push(Item::wrong(name, copies.values));
     }
     Ok(())
 }
@@ -208,7 +208,8 @@ fn compare_greedy(answers: &Answers, reference: &dyn Reference, report: &mut Rep
         report.notices.push("greedy: compared with the weights after the optimizer steps".into());
     }
     let count = reference.greedy();
-    report.items.push(Item { name: "greedy".into(), error: differ as f64 / count.max(1) as f64, values: count });
+    let error = differ as f64 / count.max(1) as f64;
+    report.items.push(Item { name: "greedy".into(), difference: error, error, values: count });
 }
 
 /// Names what the reference holds and the model was not compared with.

@@ -6,7 +6,7 @@ mod tiny;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use temper_comm::{Axes, World, threads};
-use temper_config::{Arch, LossReduction, ModelType, Moe};
+use temper_config::{Arch, LossReduction, ModelType};
 use temper_data::{MicroBatch, StepBatch};
 use temper_model::param::{ParamId, Shard};
 use temper_model::{Model, Recompute, RopeTables, Weights, declare};
@@ -16,7 +16,7 @@ use temper_train::layout::Layout;
 use temper_train::precision::Precision;
 use temper_train::setup::allocate;
 use temper_train::step::{Settings, Trainer};
-use tiny::{relative, tiny};
+use tiny::{mixture, relative, tiny};
 
 const ADAMW: AdamWConfig = AdamWConfig { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, clip: 0.5 };
 
@@ -52,14 +52,9 @@ pub struct Answer {
     pub weights: BTreeMap<String, Vec<f64>>,
 }
 
-/// Four layers of the tiny network.
-fn deep(model_type: ModelType) -> Arch {
-    Arch { layers: 4, intermediate: 8, ..tiny(model_type) }
-}
-
 pub fn dense() -> Job {
     Job {
-        arch: deep(ModelType::Qwen3),
+        arch: Arch { layers: 4, intermediate: 8, ..tiny(ModelType::Qwen3) },
         micro: vec![vec![5, 1, 7], vec![11], vec![3, 3], vec![9]],
         recompute: Recompute::None,
         reduction: LossReduction::Token,
@@ -73,17 +68,7 @@ pub fn dense() -> Job {
 }
 
 pub fn experts() -> Job {
-    let moe = Moe {
-        experts: 4,
-        top_k: 2,
-        intermediate: 4,
-        normalise: true,
-        sparse_step: 1,
-        dense_layers: Vec::new(),
-        aux_coef: 0.01,
-        aux_in_loss: true,
-    };
-    Job { arch: Arch { moe: Some(moe), ..deep(ModelType::Qwen3Moe) }, balance: Some((Balance::Hf, 0.3)), ..dense() }
+    Job { arch: Arch { layers: 4, ..mixture(&[]) }, balance: Some((Balance::Hf, 0.3)), ..dense() }
 }
 
 impl Job {
@@ -155,7 +140,7 @@ impl Job {
         }
         answer.weights = by_name(&trainer, |t, id| host(&*t.ops, t.weights.get(id).unwrap()), f64::NAN, |_| true);
         let eval = self.batch(99);
-        let sum = trainer.evaluate(&eval.micro).unwrap();
+        let sum = trainer.evaluate(&eval.micro, |_, _| ()).unwrap();
         answer.steps.push([sum, 0.0, 0.0, 0.0]);
         answer
     }
@@ -295,7 +280,7 @@ impl Job {
             let (told, settled) = (t.report(&done).unwrap(), t.optimizer.settle(&*ops).unwrap());
             answer.steps.push([told.loss, told.aux_loss.unwrap_or(0.0), told.z_loss.unwrap_or(0.0), settled.grad_norm]);
         }
-        answer.steps.push([t.evaluate(&self.batch(99).micro).unwrap(), 0.0, 0.0, 0.0]);
+        answer.steps.push([t.evaluate(&self.batch(99).micro, |_, _| ()).unwrap(), 0.0, 0.0, 0.0]);
         answer.weights = by_name(&t, |t, id| host(&*t.ops, t.weights.get(id).unwrap()), f64::NAN, |_| true);
         answer
     }

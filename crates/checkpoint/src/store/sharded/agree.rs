@@ -46,6 +46,15 @@ enum Standing {
     },
 }
 
+/// Does `job` on rank 0 of a group while the others wait, however long it takes: none of them misses another or ends before it is done.
+///
+/// # Errors
+/// The same on all ranks: [`Error::OfRank`] with that of rank 0. [`Error::Comm`] on a rank that no longer reaches it.
+pub fn on_first<T>(comm: &dyn Comm, job: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+    let job = |_: &Stop| Ok((if comm.rank() == 0 { Some(job()?) } else { None }, String::new()));
+    Ok(agree(comm, job)?.0)
+}
+
 /// Does `job` on every rank of a group. Succeeds when it does everywhere, with this rank's result and the word that rank 0's job
 /// gave along with its own; a group of one does without messages.
 ///
@@ -237,5 +246,30 @@ mod tests {
         let Standing::Failed { message, .. } = Standing::parse(&failed(&"\u{e9}".repeat(5000)).words()) else { panic!() };
         assert!(message.len() > 4000 && message.ends_with("\u{e9} ... (cut)"));
         assert_eq!(Standing::parse(&[]), Standing::Busy);
+    }
+
+    /// The others are held until the first is done, which takes longer than they would wait for a message; its error is theirs.
+    #[test]
+    fn the_others_wait_for_the_first_however_long_it_takes() {
+        const PATIENCE: Duration = Duration::from_secs(4);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for world in temper_comm::threads(3, PATIENCE) {
+                let done = &done;
+                scope.spawn(move || {
+                    use temper_comm::World;
+                    let comm = world.host_group("all", &[0, 1, 2]).unwrap();
+                    let first = on_first(&*comm, || {
+                        thread::sleep(PATIENCE + BEAT);
+                        done.store(true, Ordering::Relaxed);
+                        Ok(5)
+                    });
+                    assert!(done.load(Ordering::Relaxed), "rank {} did not wait", comm.rank());
+                    assert_eq!(first.unwrap(), (comm.rank() == 0).then_some(5));
+                    let failed = on_first::<()>(&*comm, || Err(Error::bad(std::path::Path::new("hf"), "no")));
+                    assert!(matches!(&failed, Err(Error::OfRank { rank: 0, message, .. }) if message == "hf: no"), "{failed:?}");
+                });
+            }
+        });
     }
 }

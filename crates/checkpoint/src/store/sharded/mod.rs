@@ -28,6 +28,7 @@ mod verify;
 mod write;
 
 pub(crate) use agree::agree;
+pub use agree::on_first;
 pub use checkpoint::Checkpoint;
 pub use fragment::{Entry, own_ranges};
 use fragment::{Fragment, Named};
