@@ -32,7 +32,7 @@ pub fn step(report: &StepReport, plan: Option<&Beside>) -> String {
     if let Some(RankOf { rank, layout, params, alone, skew }) = &report.rank {
         let others =
             if *alone { "the other ranks are not there, communication costs nothing" } else { "speeds are those of one of the ranks" };
-        let skew = skew.map_or(String::new(), |skew| {
+        let skew = skew.as_ref().map_or(String::new(), |skew| {
             format!("; its experts got {:.2} times their share of rows, at most {:.2}", skew.mean, skew.most)
         });
         let _ = writeln!(text, "measured    rank {rank} of {layout}: {params} parameters; {others}{skew}");

@@ -19,26 +19,43 @@ pub struct AloneWorld {
     routed: Arc<Routed>,
 }
 
-/// Rows that came to this rank's experts, layer by layer, and what they were if all ranks of the group got as many.
+/// Rows that came to this rank's experts, layer by layer in the order of the work, and what they were if all ranks of the group got as many.
 #[derive(Default)]
-pub struct Routed(Mutex<Vec<(u64, u64)>>);
+pub struct Routed(Mutex<Counted>);
+
+#[derive(Default)]
+struct Counted {
+    all: Vec<(u64, u64)>,
+    /// Where the present step begins among them.
+    step: usize,
+}
 
 /// How many times their balanced share of rows a rank's experts got.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Skew {
     /// Over all layers.
     pub mean: f64,
     /// In the layer that got the most.
     pub most: f64,
+    /// In the last step each time that a layer routed, in the order of the work.
+    pub layers: Vec<f64>,
 }
 
 impl Routed {
+    /// A step begins.
+    pub fn begin(&self) {
+        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.step = counted.all.len();
+    }
+
     /// The skew so far; none when nothing was exchanged.
     pub fn skew(&self) -> Option<Skew> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rows, balanced) = all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rows, balanced) = counted.all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         let share = |(rows, balanced): (u64, u64)| rows as f64 / balanced.max(1) as f64;
-        (balanced > 0).then(|| Skew { mean: share((rows, balanced)), most: all.iter().map(|one| share(*one)).fold(0.0, f64::max) })
+        let all: Vec<f64> = counted.all.iter().map(|one| share(*one)).collect();
+        let most = all.iter().copied().fold(0.0, f64::max);
+        (balanced > 0).then(|| Skew { mean: share((rows, balanced)), most, layers: all[counted.step..].to_vec() })
     }
 
     /// Counts what a rank tells its group before rows are exchanged: borders between the rows for each of `size` ranks, then the rows
@@ -46,7 +63,7 @@ impl Routed {
     fn count(&self, counts: &[i32], rank: usize, size: usize) {
         let Some(rows) = counts.get(size + 1..2 * size + 1) else { return };
         let one = (size as u64 * rows[rank] as u64, rows.iter().map(|n| *n as u64).sum());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).all.push(one);
     }
 }
 
@@ -207,6 +224,8 @@ mod tests {
         let counts = Tensor::from_vec(vec![0i32, 1, 3, 5, 2, 6, 4], &[7]);
         let mut all = Tensor::from_vec(vec![0i32; 21], &[21]);
         group.all_gather(all.view_mut(), counts.view()).unwrap().wait().unwrap();
-        assert_eq!(world.routed().skew(), Some(Skew { mean: 1.5, most: 1.5 }));
+        assert_eq!(world.routed().skew(), Some(Skew { mean: 1.5, most: 1.5, layers: vec![1.5] }));
+        world.routed().begin();
+        assert_eq!(world.routed().skew().map(|skew| skew.layers), Some(vec![]), "those of the step under way");
     }
 }

@@ -155,6 +155,7 @@ impl Bench {
         let mut times = Vec::with_capacity(steps);
         let mut phases = vec![Vec::with_capacity(steps); Phase::ALL.len()];
         for _ in 0..steps {
+            self.routed.begin();
             self.traced.start(Level::Phases)?;
             let clock = Instant::now();
             let done = self.trainer.step(&self.batch, self.lr)?;
