@@ -6,7 +6,7 @@ use crate::plan::Plan;
 use crate::search::{Candidate, Space};
 use crate::stages::Stage;
 use crate::time::{Op, StepTime, axis_name};
-use crate::units::{bytes, seconds};
+use crate::units::{bytes, seconds, thousands};
 use crate::waste::waste;
 use serde::Serialize;
 use std::fmt;
@@ -139,7 +139,7 @@ impl List {
         let space = plan.run.space();
         let other = space.candidate(&whole, &same_stages(plan));
         let dims = |l: &Layout| Dims::new(&plan.run.network, &plan.run.job, l).routed;
-        found += &format!(": {:.0} rows instead of {:.0}", dims(l), dims(&whole));
+        found += &format!(": {} rows instead of {}", thousands(dims(l)), thousands(dims(&whole)));
         let remedy = format!(
             "etp=1 shards better: ep={ep},etp=1 holds as many parameters a rank in whole experts; peak {} instead of {}, step {} instead of {}.",
             bytes(other.peak),
@@ -178,8 +178,9 @@ impl List {
         let job = &plan.run.job;
         if job.mean_tokens < 0.8 * job.seq as f64 {
             let found = format!(
-                "sequences have {:.0} of {} tokens on average: memory is planned for the longest, and ranks wait for it",
-                job.mean_tokens, job.seq
+                "sequences have {} of {} tokens on average: memory is planned for the longest, and ranks wait for it",
+                thousands(job.mean_tokens),
+                thousands(job.seq as f64)
             );
             self.add(found, "data.packing fills sequences.");
         }

@@ -82,6 +82,9 @@ pub fn difference(value: f64) -> String {
 
 /// A span of time: `12.3 ms`, `90.00 s`, `3.4 h`, `1.2 years`.
 pub fn seconds(value: f64) -> String {
+    if value == 0.0 {
+        return "0 s".to_string();
+    }
     let unit = Unit::of_seconds(value);
     format!("{} {}", unit.show(value), unit.name)
 }
@@ -127,7 +130,7 @@ mod tests {
             assert_eq!(bytes(value), said);
         }
         for (value, said) in [
-            (0.0, "0.0 us"),
+            (0.0, "0 s"),
             (4.2e-5, "42.0 us"),
             (0.0123, "12.3 ms"),
             (1.0, "1.00 s"),

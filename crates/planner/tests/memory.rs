@@ -218,7 +218,7 @@ fn a_step_played_through_is_the_account() {
             }
         }
     }
-    // One busy layer is as heavy as its own rows, wherever it is; the last has them at the fullest moment.
+    // One busy layer keeps its own rows beyond its share.
     let network = network("Qwen3-30B-A3B");
     let (job, l) = (Job::new(4096, 8), layout("ep=8,dp=8", 8));
     let (q, list) = (question(&network, &job, &l), stages(&network, &l).unwrap());
@@ -229,5 +229,13 @@ fn a_step_played_through_is_the_account() {
     let balanced = rank_memory(&q, &list, 0, 1.0).unwrap().of(Purpose::Moe);
     let row = 2.0 * (2048.0 + 2.0 * 768.0);
     near(busy(3) - balanced, 4096.0 * 8.0 * row, 1e-9);
-    assert!(busy(47) > busy(3) && busy(3) == busy(30));
+    // With full recomputation only inputs are kept: a busy last layer is as heavy as if all were, an early one is not.
+    let l = layout("ep=8,dp=8,recompute=full", 8);
+    let q = question(&network, &job, &l);
+    let full = |at: usize| {
+        let once = (0..48).map(|layer| if layer == at { 2.0 } else { 1.0 });
+        routed_memory(&q, &list, 0, &once.clone().chain(once.rev()).collect::<Vec<f64>>()).unwrap().total()
+    };
+    near(full(47), rank_memory(&q, &list, 0, 2.0).unwrap().total(), 1e-12);
+    assert!(full(47) > full(3) && full(3) >= rank_memory(&q, &list, 0, 1.0).unwrap().total());
 }

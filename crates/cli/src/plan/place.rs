@@ -74,7 +74,7 @@ fn device(args: &Args, here: &Here, notes: &mut Vec<String>) -> anyhow::Result<D
         }
         if !own.is_empty() {
             let names: Vec<&str> = own.iter().map(|d| d.name.as_str()).collect();
-            return Err(BadInput(format!("--gpu-file has several devices: say which with --gpu, {}", names.join(", "))).into());
+            return Err(BadInput(format!("--gpu-file has several devices: say which with --gpu: {}", names.join(" or "))).into());
         }
         let device = known(ASSUMED, devices()?)?;
         let (title, memory) = (&device.title, bytes(device.memory_bytes()));

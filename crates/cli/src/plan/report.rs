@@ -65,8 +65,9 @@ fn setting(plan: &Plan) -> String {
     [
         format!("model      {}: {} parameters, {} for a token", network.name, count(network.total as f64), count(network.active as f64)),
         format!(
-            "devices    {} x {title}, {nodes} node{} of {}",
+            "devices    {} x {title}, {} node{} of {}",
             thousands(cluster.gpus as f64),
+            thousands(nodes as f64),
             if nodes == 1 { "" } else { "s" },
             cluster.per_node
         ),
@@ -112,7 +113,7 @@ fn experts(plan: &Plan) -> String {
     if plan.run.network.arch.moe.is_none() {
         return String::new();
     }
-    let why = if !plan.searched && plan.run.wish.etp.is_none() { " (as tp)" } else { "" };
+    let why = if l.etp > 1 && !plan.searched && plan.run.wish.etp.is_none() { " (as tp)" } else { "" };
     format!("; experts: etp {}{why} x ep {} x {} replicas", l.etp, l.ep, l.expert_dp())
 }
 
@@ -266,7 +267,8 @@ fn advice(plan: &Plan) -> String {
 pub fn explanation(e: &Explanation) -> String {
     let mut lines = vec![format!("{}: {}", e.name, e.about)];
     for line in &e.lines {
-        let value = if line.value.fract() == 0.0 { thousands(line.value) } else { format!("{:.6}", line.value) };
+        // Bytes are whole, whatever is expected of routing.
+        let value = if line.value.fract() == 0.0 || line.unit == "B" { thousands(line.value) } else { format!("{:.6}", line.value) };
         let value = if line.unit == "B" { format!("{value} B ({})", bytes(line.value)) } else { format!("{value} {}", line.unit) };
         lines.push(format!("  {}\n    = {}\n    = {value}", line.formula, line.numbers));
     }
