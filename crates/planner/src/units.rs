@@ -89,12 +89,12 @@ pub fn seconds(value: f64) -> String {
     format!("{} {}", unit.show(value), unit.name)
 }
 
-/// A count: `1,234`, `30.5 million`, `235.09 billion`, `1.2e15`.
+/// A count: `1,234`, `30.5 M`, `235.09 B` (10^9), `1.2e15`.
 pub fn count(value: f64) -> String {
     match value.abs() {
         v if v >= 1e15 => format!("{value:.1e}"),
-        v if v >= 1e9 => format!("{:.2} billion", value / 1e9),
-        v if v >= 1e6 => format!("{:.1} million", value / 1e6),
+        v if v >= 1e9 => format!("{:.2} B", value / 1e9),
+        v if v >= 1e6 => format!("{:.1} M", value / 1e6),
         _ => thousands(value),
     }
 }
@@ -144,8 +144,8 @@ mod tests {
             assert_eq!(seconds(value), said);
         }
         assert_eq!((difference(-2e9).as_str(), difference(3.0).as_str()), ("-2.0 GB", "+3 B"));
-        assert_eq!(count(235_093_634_560.0), "235.09 billion");
-        assert_eq!((count(64_512.0).as_str(), count(5.3e6).as_str(), count(1e18).as_str()), ("64,512", "5.3 million", "1.0e18"));
+        assert_eq!(count(235_093_634_560.0), "235.09 B");
+        assert_eq!((count(64_512.0).as_str(), count(5.3e6).as_str(), count(1e18).as_str()), ("64,512", "5.3 M", "1.0e18"));
     }
 
     /// What a column's unit would round to nothing is still seen.

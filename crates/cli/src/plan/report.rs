@@ -113,8 +113,8 @@ fn experts(plan: &Plan) -> String {
     if plan.run.network.arch.moe.is_none() {
         return String::new();
     }
-    let why = if l.etp > 1 && !plan.searched && plan.run.wish.etp.is_none() { " (as tp)" } else { "" };
-    format!("; experts: etp {}{why} x ep {} x {} replicas", l.etp, l.ep, l.expert_dp())
+    let why = if l.etp > 1 && !plan.searched && plan.run.wish.etp.is_none() { ", etp as tp" } else { "" };
+    format!("; experts: etp {} x ep {} x {} replicas{why}", l.etp, l.ep, l.expert_dp())
 }
 
 /// Layers of the stages.
