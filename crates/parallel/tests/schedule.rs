@@ -204,7 +204,7 @@ fn turns_are_those_of_the_fullest_replica() {
         (0..micro_batches).for_each(|i| dealt[i % replicas] += 1);
         assert_eq!(turns.real, *dealt.iter().max().unwrap());
         let group = if chunks > 1 { stages } else { 1 };
-        assert!(turns.all % group == 0 && turns.all >= turns.real && turns.all < turns.real + group, "{turns:?}");
+        assert!(turns.all.is_multiple_of(group) && turns.all >= turns.real && turns.all < turns.real + group, "{turns:?}");
         for stage in 0..stages {
             let (mut held, mut most) = (BTreeSet::new(), 0);
             for step in schedule(stage, stages, chunks, turns.all).unwrap() {
