@@ -115,6 +115,25 @@ DI float block_max(float x, float* buffer) {
   __syncthreads();
   return warp_max(threadIdx.x % 32 < warps ? buffer[threadIdx.x % 32] : -INF);
 }
+// True in the last of `blocks` blocks to come here with this counter, which is 0 before and after: what the others stored before they came
+// is then to be read with `__ldcg`. For all threads of a block.
+DI bool last_block(u32* arrived, u32 blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1) == blocks - 1;
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+// out[i] += x in f32 or bf16.
+DI void add_to(void* out, int out_f32, i64 i, float x) {
+  if (out_f32) ((float*)out)[i] += x;
+  else { bf16* o = (bf16*)out + i; *o = from_f32<bf16>(to_f32(*o) + x); }
+}
 // The sequence that token t belongs to: the last s with cu[s] <= t and cu[s+1] > t.
 DI int sequence_of(const int* cu, int sequences, int t) {
   int lo = 0, hi = sequences - 1;

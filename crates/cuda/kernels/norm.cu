@@ -3,24 +3,38 @@
 #include "common.cuh"
 #define COLS(c) for (int c = threadIdx.x * V; c < H; c += blockDim.x * V)
 
-KERNEL rms_norm(T* y, float* rstd, const T* x, const T* w, int H, float eps) {
+// A thread holds its part of the row as it came, up to HELD accesses; what a wider row has beyond is read twice.
+#define HELD 4                    // also in src/ops/norm.rs
+struct alignas(V * sizeof(T)) Access { T x[V]; };
+#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
+DI void widen(float (&r)[V], const Access& a) { EACH(j, V) r[j] = to_f32(a.x[j]); }
+KERNEL rms_norm(T* y, float* rstd, const T* __restrict__ x, const T* __restrict__ w, int H, float eps) {
   __shared__ float buffer[32];
   const i64 row = blockIdx.x;
+  const int first = threadIdx.x * V, step = blockDim.x * V;
   x += row * H; y += row * H;
-  float s = 0;
-  COLS(c) {
-    float r[V];
+  Access held[HELD];
+  EACH(k, HELD) if (first + k * step < H) held[k] = *(const Access*)(x + first + k * step);
+  float s = 0, r[V], g[V];
+  EACH(k, HELD) if (first + k * step < H) {
+    widen(r, held[k]);
+    EACH(j, V) s += r[j] * r[j];
+  }
+  for (int c = first + HELD * step; c < H; c += step) {
     load(x + c, r);
-#pragma unroll
-    for (int j = 0; j < V; j++) s += r[j] * r[j];
+    EACH(j, V) s += r[j] * r[j];
   }
   const float k = rsqrtf(block_sum(s, buffer) / H + eps);
   if (threadIdx.x == 0) rstd[row] = k;
-  COLS(c) {
-    float r[V], g[V];
+  EACH(i, HELD) if (first + i * step < H) {
+    widen(r, held[i]);
+    load(w + first + i * step, g);
+    EACH(j, V) r[j] *= k * g[j];
+    store(y + first + i * step, r);
+  }
+  for (int c = first + HELD * step; c < H; c += step) {
     load(x + c, r); load(w + c, g);
-#pragma unroll
-    for (int j = 0; j < V; j++) r[j] *= k * g[j];
+    EACH(j, V) r[j] *= k * g[j];
     store(y + c, r);
   }
 }
@@ -79,44 +93,49 @@ KERNEL rms_norm_grad_input(T* dx, const T* dy, const T* x, const T* w, const flo
   }
 }
 
-// ---- sums over rows, first stage ----
-// partial[chunk, c] = sum over the rows of a chunk of f(row, c). A block has 32 lanes of V columns and 8 row lanes.
-template <class F> DI void column_sum(float* partial, i64 rows, int per_chunk, int H, F f) {
+// ---- sums over rows ----
+// out[c] += sum over rows of f(row, c); `out` is f32 or bf16. A block has 32 lanes of V columns and 8 row lanes, and takes a chunk of rows:
+// partial[chunk, c]. The last block of its columns adds the chunks up, in their order.
+#define COLUMN_BLOCKS 8192        // also in src/ops/reduce.rs
+__device__ u32 arrived[COLUMN_BLOCKS];
+template <class F> DI void column_sum(void* out, int out_f32, float* partial, i64 rows, int per_chunk, int H, F f) {
   __shared__ float s[8][32 * V + 1];
   const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
   const int c = (blockIdx.x * 32 + lane) * V;
   const i64 first = (i64)blockIdx.y * per_chunk, end = first + per_chunk < rows ? first + per_chunk : rows;
   float acc[V];
-#pragma unroll
-  for (int j = 0; j < V; j++) acc[j] = 0;
+  EACH(j, V) acc[j] = 0;
   if (c < H)
 #pragma unroll 4
     for (i64 row = first + part; row < end; row += 8) f(acc, row, c);
-#pragma unroll
-  for (int j = 0; j < V; j++) s[part][lane * V + j] = acc[j];
+  EACH(j, V) s[part][lane * V + j] = acc[j];
   __syncthreads();
-  for (int i = threadIdx.x; i < 32 * V; i += 256) {
+  const int i = threadIdx.x, col = blockIdx.x * 32 * V + i;
+  const bool mine = i < 32 * V && col < H;
+  if (mine) {
     float t = 0;
-#pragma unroll
-    for (int p = 0; p < 8; p++) t += s[p][i];
-    const int col = blockIdx.x * 32 * V + i;
-    if (col < H) partial[(i64)blockIdx.y * H + col] = t;
+    EACH(p, 8) t += s[p][i];
+    partial[(i64)blockIdx.y * H + col] = t;
   }
+  if (!last_block(arrived + blockIdx.x, gridDim.y) || !mine) return;
+  float t = 0;
+#pragma unroll 8
+  for (int p = 0; p < gridDim.y; p++) t += __ldcg(partial + (i64)p * H + col);
+  add_to(out, out_f32, col, t);
 }
-KERNEL norm_weight_partial(float* partial, const T* dy, const T* x, const float* rstd, i64 rows, int per_chunk, int H) {
-  column_sum(partial, rows, per_chunk, H, [=](float (&acc)[V], i64 row, int c) {
+KERNEL norm_weight(void* dw, int dw_f32, float* partial, const T* __restrict__ dy, const T* __restrict__ x, const float* __restrict__ rstd,
+                   i64 rows, int per_chunk, int H) {
+  column_sum(dw, dw_f32, partial, rows, per_chunk, H, [=](float (&acc)[V], i64 row, int c) {
     float d[V], r[V];
     load(dy + row * H + c, d); load(x + row * H + c, r);
     const float k = rstd[row];
-#pragma unroll
-    for (int j = 0; j < V; j++) acc[j] += d[j] * r[j] * k;
+    EACH(j, V) acc[j] += d[j] * r[j] * k;
   });
 }
-KERNEL column_partial(float* partial, const T* dy, i64 rows, int per_chunk, int H) {
-  column_sum(partial, rows, per_chunk, H, [=](float (&acc)[V], i64 row, int c) {
+KERNEL column_sums(void* out, int out_f32, float* partial, const T* __restrict__ dy, i64 rows, int per_chunk, int H) {
+  column_sum(out, out_f32, partial, rows, per_chunk, H, [=](float (&acc)[V], i64 row, int c) {
     float d[V];
     load(dy + row * H + c, d);
-#pragma unroll
-    for (int j = 0; j < V; j++) acc[j] += d[j];
+    EACH(j, V) acc[j] += d[j];
   });
 }

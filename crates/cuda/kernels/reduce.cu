@@ -1,20 +1,5 @@
-// The second stage of every reduction: partial results of blocks, summed in the order of the blocks.
+// Sums over all elements: partial results of blocks, then their sum in the order of the blocks.
 #include "common.cuh"
-
-// out[c] += sum_p partial[p * stride + c]; `out` is f32 or bf16. A block has 32 columns and 8 lanes of parts.
-KERNEL sum_partials(void* out, int out_f32, const float* partial, int parts, int stride, int cols) {
-  __shared__ float lanes[8][32];
-  const int x = threadIdx.x % 32, lane = threadIdx.x / 32, c = blockIdx.x * 32 + x;
-  float s = 0;
-  if (c < cols)
-    for (int p = lane; p < parts; p += 8) s += partial[(i64)p * stride + c];
-  lanes[lane][x] = s;
-  __syncthreads();
-  if (lane > 0 || c >= cols) return;
-  for (int i = 1; i < 8; i++) s += lanes[i][x];
-  if (out_f32) ((float*)out)[c] += s;
-  else { bf16* o = (bf16*)out + c; *o = from_f32<bf16>(to_f32(*o) + s); }
-}
 
 // Sum over a block in f64, for thread 0.
 DI double warp_sum_wide(double x) {

@@ -30,7 +30,9 @@ fn a_dense_step_on_one_device_by_hand() {
     };
     near(time.compute[Op::Projections as usize], 4.0 * 36.0 * (product(q + 2.0 * kv, h) + product(h, q)), 1e-9);
     near(time.compute[Op::FeedForward as usize], 4.0 * 36.0 * (product(2.0 * i, h) + product(h, i)), 1e-9);
-    let attention = 2.0 * t * t * q / peak * (1.0 / RATES.attention + 2.5 / RATES.attention_grad);
+    // 32 heads of 32 blocks of queries: 128 others would wait.
+    let filled = 1024.0 / (1024.0 + 128.0);
+    let attention = 2.0 * t * t * q / (peak * filled) * (1.0 / RATES.attention + 2.5 / RATES.attention_grad);
     near(time.compute[Op::Attention as usize], 4.0 * 36.0 * attention, 1e-9);
     let loss = 2.0 * t * v * 2.0 / (4.8e12 * RATES.memory);
     near(time.compute[Op::Head as usize], 4.0 * (product(v, h) + loss), 1e-9);
@@ -213,4 +215,47 @@ fn better_devices_are_never_slower() {
     assert!(total(&|d| d.memory_tb_s *= 2.0) < base);
     assert!(total(&|d| d.link_gb_s *= 2.0) <= base);
     assert!(total(&|d| d.network_gb_s *= 2.0) <= base);
+}
+
+/// What an H200 needed for steps of which one rank was there (docs/BENCHMARKS-cuda.md), in milliseconds, and the plan of each.
+#[test]
+fn steps_measured_on_an_h200_are_planned_within_15_percent() {
+    let bf16 = |job: Job| Job { precision: Precision { grad_bytes: 2, moment_bytes: 2, ..job.precision }, ..job };
+    // Model, layers (0: all), layout, rank's stage, sequence, micro-batch, micro-batches, bf16 gradients and moments, measured.
+    let rows = [
+        ("Qwen3-8B", 6, "mb=2", 0, 4096, 1, false, 168.8),
+        ("Qwen3-8B", 6, "mb=2", 0, 4096, 8, false, 1233.0),
+        ("Qwen3-8B", 6, "mb=2,recompute=selective", 0, 4096, 2, false, 327.0),
+        ("Qwen3-8B", 6, "mb=1,recompute=full", 0, 49_152, 1, true, 2003.0),
+        ("Qwen3-30B-A3B", 8, "mb=2", 0, 4096, 1, false, 132.4),
+        ("Qwen3-30B-A3B", 8, "mb=2", 0, 4096, 8, false, 792.0),
+        ("Qwen3-235B-A22B", 2, "mb=2", 0, 4096, 1, false, 144.4),
+        ("Qwen3-235B-A22B", 2, "mb=2", 0, 4096, 8, false, 874.0),
+        ("Qwen3-235B-A22B", 0, "tp=8,pp=2,ep=4,etp=8,dp=4,mb=1,recompute=selective", 0, 4096, 8, false, 1180.0),
+        ("Qwen3-235B-A22B", 0, "tp=8,pp=2,ep=4,etp=8,dp=4,mb=1,recompute=selective", 1, 4096, 8, false, 1240.0),
+        ("Qwen3-30B-A3B", 0, "tp=2,pp=2,ep=2,dp=2,etp=1,mb=1", 0, 4096, 4, false, 256.0),
+    ];
+    for (model, layers, layout, stage, seq, micro, small, measured) in rows {
+        let mut arch = network(model).arch;
+        if layers > 0 {
+            arch.layers = layers;
+        }
+        let network = Network::of(arch, model).unwrap();
+        let wish = LayoutRequest::parse(layout, "").unwrap();
+        let gpus = if layout.contains("tp=8") {
+            64
+        } else if layout.contains("tp=2") {
+            8
+        } else {
+            1
+        };
+        let l = wish.complete(gpus, network.arch.moe.is_some());
+        let mut job = Job::new(seq, micro * l.micro_batch * l.dp);
+        if small {
+            job = bf16(job);
+        }
+        let cluster = cluster("h200", gpus);
+        let got = 1e3 * alone(&network, &cluster, &job, &l, &stages(&network, &l).unwrap()[stage]);
+        println!("{model} {layers} {layout} {stage} {micro}: {got:.1} of {measured}: {:+.1} %", 100.0 * (got / measured - 1.0));
+    }
 }

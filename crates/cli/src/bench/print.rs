@@ -29,9 +29,10 @@ pub fn subject(shape: &Shape, work: &Work) -> String {
 /// The whole report, with the plan beside it where there is one.
 pub fn step(report: &StepReport, plan: Option<&Beside>) -> String {
     let mut text = format!("backend     {}\n{}\n", report.backend, subject(&report.model, &report.work));
-    if let Some(RankOf { rank, layout, params, alone, skew }) = &report.rank {
-        let others =
-            if *alone { "the other ranks are not there, communication costs nothing" } else { "speeds are those of one of the ranks" };
+    if let Some(RankOf { rank, layout, params, skew, stood_in_ms, .. }) = &report.rank {
+        let others = stood_in_ms.map_or("speeds are those of one of the ranks".to_string(), |ms| {
+            format!("the other ranks are not there: the {:.2} ms a step that stand for their messages are left out of the time (not of the phases)", ms.median)
+        });
         let skew = skew.as_ref().map_or(String::new(), |skew| {
             format!("; its experts got {:.2} times their share of rows, at most {:.2}", skew.mean, skew.most)
         });
@@ -49,7 +50,16 @@ pub fn step(report: &StepReport, plan: Option<&Beside>) -> String {
         text += &plan_lines(plan);
     }
     let losses: Vec<String> = report.losses.iter().map(|l| format!("{l:.4}")).collect();
-    let _ = writeln!(text, "losses      {}\n", losses.join(" "));
+    let _ = writeln!(text, "losses      {}", losses.join(" "));
+    if report.left_out > 0 {
+        let _ = writeln!(
+            text,
+            "left out    {} of {} updates: gradients were not finite, so the optimizer took no time",
+            report.left_out,
+            losses.len()
+        );
+    }
+    text.push('\n');
     let mut table = Table::new(&["phase", "median ms", "min", "max", "of the step"]);
     for p in &report.phases {
         let share = format!("{:.1} %", 100.0 * p.ms.median / report.step_ms.median);

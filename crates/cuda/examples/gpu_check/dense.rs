@@ -18,6 +18,11 @@ pub fn elementwise(n: usize) -> Vec<Case> {
     ]
 }
 
+/// A copy of n elements: what memory gives an operation of this size.
+pub fn copy(n: usize) -> Case {
+    Case::new(format!("copy {n}"), |ops, i, o| ops.copy(o[0].view_mut(), i[0].view())).act(&[n], 1.0).out(Act, &[n])
+}
+
 /// Products C[m, n] over depth k, in the three forms that layers use.
 pub fn gemm(m: usize, n: usize, k: usize) -> Vec<Case> {
     let flops = 2.0 * m as f64 * n as f64 * k as f64;

@@ -1,12 +1,17 @@
 //! Between the QKV product and attention: `kernels/qkv.cu`. T tokens, Nq query heads, Nk key heads, head size D.
 
-use super::reduce::{chunks, sum_partials};
+use super::reduce::chunks;
 use super::{Op, vectors};
 use crate::Cuda;
 use crate::kernels::{Grid, Variant, args};
 use temper_tensor::{DType, Result, RopeTable, View, ViewMut};
 
 const FILE: &str = "qkv.cu";
+/// Items that a warp of `qk_norm_weight` has on their way, and the bytes of one; as in `qkv.cu`.
+const STAGES: usize = 4;
+const SLOT: usize = 4 * 32 * 16 + 32 * 4;
+/// Blocks whose sums one of them adds up; as in `qkv.cu`.
+const TEAM: usize = 16;
 
 /// Sizes and addresses common to the three operations.
 struct Common {
@@ -51,11 +56,12 @@ impl Common {
         (v, (self.d / 2).div_ceil(v.width()).next_power_of_two().min(32))
     }
 
-    /// Warps that share the heads of a token in `qkv_prepare`, a lane of which holds half as many heads as an access has elements; and a grid
-    /// with all of them.
-    fn warps(&self, v: Variant, lanes: usize) -> (usize, Grid) {
-        let warps = (self.nq + 2 * self.nk).div_ceil(v.width().div_ceil(2) * 32 / lanes);
-        (warps, Grid::line((self.t * warps).div_ceil(4), 128))
+    /// Warps that share the q heads, and the k heads, of a token when a lane holds `batch` heads; and a grid with all warps (v has as many
+    /// as k).
+    fn warps(&self, batch: usize, lanes: usize) -> (usize, usize, Grid) {
+        let share = |heads: usize| heads.div_ceil(batch * 32 / lanes);
+        let (q, k) = (share(self.nq), share(self.nk));
+        (q, k, Grid::line((self.t * (q + 2 * k)).div_ceil(4), 128))
     }
 }
 
@@ -84,8 +90,8 @@ pub fn prepare(
         r = op.output("rstd", &rstd, DType::F32, &[x.t, x.nq + x.nk])?;
     }
     let (variant, lanes) = x.shape(&[q, k, v, wq, wk]);
-    let (warps, grid) = x.warps(variant, lanes);
-    let a = args![q, k, v, r, x.qkv, wq, wk, eps as f32, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, warps, lanes];
+    let (q_warps, k_warps, grid) = x.warps(variant.width().div_ceil(2), lanes);
+    let a = args![q, k, v, r, x.qkv, wq, wk, eps as f32, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, q_warps, k_warps, lanes];
     Ok(c.kernels.launch(FILE, variant, "qkv_prepare", grid, a)?)
 }
 
@@ -112,8 +118,8 @@ pub fn grad_input(
         r = op.input("norm rstd", s, DType::F32, &[x.t, x.nq + x.nk])?;
     }
     let (variant, lanes) = x.shape(&[out, dq, dk, dv, wq, wk]);
-    let grid = Grid::line((x.t * (x.nq + 2 * x.nk) * lanes).div_ceil(256), 256);
-    let a = args![out, dq, dk, dv, x.qkv, wq, wk, r, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, lanes];
+    let (q_warps, k_warps, grid) = x.warps(variant.width().div_ceil(4), lanes);
+    let a = args![out, dq, dk, dv, x.qkv, wq, wk, r, x.cos, x.sin, x.positions, x.t, x.nq, x.nk, x.d, q_warps, k_warps, lanes];
     Ok(c.kernels.launch(FILE, variant, "qkv_prepare_grad_input", grid, a)?)
 }
 
@@ -140,11 +146,26 @@ pub fn grad_weight(
     let (variant, lanes) = x.shape(&[dq, dk]);
     // As many blocks as run at once, two a multiprocessor: with twice as many it is a tenth slower.
     let (parts, per_chunk) = chunks(c, x.t, 2);
-    let partial = c.scratch(parts * 2 * x.d * 4)?;
-    let p = partial.address();
-    let grid = Grid::line(parts, 256).shared(256 / lanes * x.d * 4);
-    let a = args![p, dq, dk, x.qkv, r, x.cos, x.sin, x.positions, x.t, per_chunk, x.nq, x.nk, x.d, lanes];
-    c.kernels.launch(FILE, variant, "qk_norm_weight_partial", grid, a)?;
-    sum_partials(c, wq, out, p, (parts, 2 * x.d), x.d)?;
-    sum_partials(c, wk, out, p + (x.d * 4) as u64, (parts, 2 * x.d), x.d)
+    let partial = c.scratch((parts + parts.div_ceil(TEAM)) * 2 * x.d * 4)?;
+    let grid = Grid::line(parts, 256).shared((8 * STAGES * SLOT).max(256 / lanes * x.d * 4));
+    let a = args![
+        wq,
+        wk,
+        out == DType::F32,
+        partial.address(),
+        dq,
+        dk,
+        x.qkv,
+        r,
+        x.cos,
+        x.sin,
+        x.positions,
+        x.t,
+        per_chunk,
+        x.nq,
+        x.nk,
+        x.d,
+        lanes
+    ];
+    Ok(c.kernels.launch(FILE, variant, "qk_norm_weight", grid, a)?)
 }

@@ -3,7 +3,10 @@
 use super::{Op, vectors};
 use crate::Cuda;
 use crate::kernels::{Grid, Variant, args};
-use temper_tensor::{DType, Result, View, ViewMut};
+use temper_tensor::{DType, Error, Result, View, ViewMut};
+
+/// Blocks of columns of a column sum, each with a counter; as in `norm.cu`.
+const COLUMN_BLOCKS: usize = 8192;
 
 /// How the rows of a column sum are cut into chunks: enough blocks to fill the device, few enough partial sums.
 /// Depends on shapes and device only, so results repeat bitwise.
@@ -11,18 +14,6 @@ pub fn chunks(c: &Cuda, rows: usize, column_blocks: usize) -> (usize, usize) {
     let wanted = (c.device.multiprocessors * 4).div_ceil(column_blocks.max(1)).clamp(1, 512);
     let per_chunk = rows.div_ceil(wanted).max(8);
     (rows.div_ceil(per_chunk), per_chunk)
-}
-
-/// `out[cols] += sum over parts`, `out` f32 or bf16; `parts` = (number, elements from one to the next).
-pub fn sum_partials(c: &Cuda, out: u64, dtype: DType, partial: u64, parts: (usize, usize), cols: usize) -> Result<()> {
-    let grid = Grid::line(cols.div_ceil(32), 256);
-    Ok(c.kernels.launch(
-        "reduce.cu",
-        Variant::PLAIN,
-        "sum_partials",
-        grid,
-        args![out, dtype == DType::F32, partial, parts.0, parts.1, cols],
-    )?)
 }
 
 /// What is summed over rows.
@@ -41,19 +32,20 @@ pub fn column_sum(c: &Cuda, out: u64, out_dtype: DType, dy: u64, dtype: DType, r
     let other = if let ColumnSum::Norm(x, _) = kind { x } else { dy };
     let v = Variant::of(dtype, vectors(dtype, cols, &[dy, other]));
     let blocks = cols.div_ceil(32 * v.width());
+    if blocks > COLUMN_BLOCKS {
+        return Err(Error::Backend(format!("column sums of {cols} columns: at most {} with such rows", COLUMN_BLOCKS * 32 * v.width())));
+    }
     let (parts, per_chunk) = chunks(c, rows, blocks);
     let partial = c.scratch(parts * cols * 4)?;
     let grid = Grid::plane(blocks, parts, 256);
-    match kind {
-        ColumnSum::Plain => {
-            c.kernels.launch("norm.cu", v, "column_partial", grid, args![partial.address(), dy, rows, per_chunk, cols])?;
-        }
+    let (out_f32, partial) = (out_dtype == DType::F32, partial.address());
+    let launched = match kind {
+        ColumnSum::Plain => c.kernels.launch("norm.cu", v, "column_sums", grid, args![out, out_f32, partial, dy, rows, per_chunk, cols]),
         ColumnSum::Norm(x, rstd) => {
-            let a = args![partial.address(), dy, x, rstd, rows, per_chunk, cols];
-            c.kernels.launch("norm.cu", v, "norm_weight_partial", grid, a)?;
+            c.kernels.launch("norm.cu", v, "norm_weight", grid, args![out, out_f32, partial, dy, x, rstd, rows, per_chunk, cols])
         }
-    }
-    sum_partials(c, out, out_dtype, partial.address(), (parts, cols), cols)
+    };
+    Ok(launched?)
 }
 
 pub fn sum_squares(c: &Cuda, out: ViewMut, x: View) -> Result<()> {

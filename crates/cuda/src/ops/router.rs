@@ -1,7 +1,7 @@
 //! The router: `kernels/router.cu`. Everything is f32. T tokens, E experts, K experts a token, L layers.
 #![allow(unsafe_code)] // clears scratch memory
 
-use super::reduce::{ColumnSum, chunks, column_sum, sum_partials};
+use super::reduce::{ColumnSum, chunks, column_sum};
 use super::{Op, elementwise};
 use crate::Cuda;
 use crate::kernels::{Grid, Variant, args};
@@ -56,7 +56,7 @@ pub fn stats(c: &Cuda, counts: ViewMut, prob_sums: ViewMut, z_sum: ViewMut, prob
     let (parts, per_block) = chunks(c, t, 2);
     let partial = c.scratch(parts * 4)?;
     c.kernels.launch(FILE, Variant::PLAIN, kernel, Grid::line(parts, 256), args![partial.address(), x, t, per_block, e])?;
-    sum_partials(c, z, DType::F32, partial.address(), (parts, 1), 1)
+    column_sum(c, z, DType::F32, partial.address(), DType::F32, parts, 1, ColumnSum::Plain)
 }
 
 pub fn balance_loss(

@@ -2,7 +2,7 @@
 //!
 //! Legend as in `memory::dims`.
 
-use super::rates::{RATES, all_to_all, gemm, ring, send, stream};
+use super::rates::{RATES, all_to_all, filled, gemm, ring, send, stream};
 use crate::cluster::Cluster;
 use crate::job::Account;
 use crate::layout::{Axis, Layout};
@@ -170,6 +170,8 @@ impl Setting<'_> {
         // Norm and sum around the mixer, and the sum after the feed-forward: 6 and 3 passes over the hidden states.
         let row = d.shared * d.hidden * d.a;
         self.elementwise(&mut t, 6.0 * row, 3.0 * row);
+        // Two norms, the heads' norm and rotation, the activation; backward each has two gradients, one with a second stage.
+        self.operations(&mut t, 4.0, 11.0);
         t.again.norm = stream(&self.cluster.device, 4.0 * row);
         t
     }
@@ -183,9 +185,19 @@ impl Setting<'_> {
             Part::FeedForward => t.feed_forward.op(op, forward),
         }
         // The weight gradient is read and written where it accumulates, not just written.
-        let weight = gemm(device, share, n, k, m, a, n * k * (2.0 * self.grad - a));
+        let weight = match op {
+            // Experts have few rows: while a block writes its result, nothing is multiplied; what it adds to is read meanwhile.
+            Op::Experts => gemm(device, share, n, k, m, a, n * k * (self.grad - a)) + stream(device, n * k * self.grad),
+            _ => gemm(device, share, n, k, m, a, n * k * (2.0 * self.grad - a)),
+        };
         t.backward.op(op, groups * (gemm(device, share, m, k, n, a, 0.0) + weight));
         forward
+    }
+
+    /// Operations on so little data that their number is what counts.
+    fn operations(&self, t: &mut LayerTime, forward: f64, backward: f64) {
+        t.feed_forward.op(Op::Elementwise, forward * RATES.operation);
+        t.backward.op(Op::Elementwise, backward * RATES.operation);
     }
 
     /// Bytes moved by elementwise kernels forward; backward moves twice as much.
@@ -203,6 +215,7 @@ impl Setting<'_> {
         self.product(t, Part::Mixer, Op::Projections, RATES.gemm, 1.0, d.tokens, d.hidden, d.q);
         // Two products of length x head size for each query, half of them causal; five in the backward pass.
         let flops = 2.0 * d.tokens * self.length * d.q;
+        let peak = peak * filled(d.heads.0, d.tokens);
         let (forward, backward) = (flops / (peak * RATES.attention), 2.5 * flops / (peak * RATES.attention_grad));
         t.mixer.op(Op::Attention, forward);
         t.backward.op(Op::Attention, backward);
@@ -244,9 +257,16 @@ impl Setting<'_> {
         let rows = d.routed / groups;
         let first = self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, 2.0 * d.expert, d.hidden);
         let second = self.product(t, Part::FeedForward, Op::Experts, RATES.grouped, groups, rows, d.hidden, d.expert);
-        let (gathered, activated, combined) = (2.0 * d.routed * d.hidden, 3.0 * d.routed * d.expert, 2.0 * d.sent * d.hidden);
-        self.elementwise(t, 0.0, (gathered + activated + combined) * d.a);
-        let moved = stream(&self.cluster.device, gathered * d.a);
+        let activated = 3.0 * d.routed * d.expert * d.a;
+        let gathered = match self.account {
+            Account::Temper => self.dispatched(t, activated),
+            Account::Megatron => {
+                let gathered = 2.0 * d.routed * d.hidden * d.a;
+                self.elementwise(t, 0.0, gathered + activated + 2.0 * d.sent * d.hidden * d.a);
+                gathered
+            }
+        };
+        let moved = stream(&self.cluster.device, gathered);
         match self.account {
             Account::Temper => {
                 // A token's row goes once to each rank that works on it and comes back as a sum; backward, the gradients of the experts'
@@ -261,7 +281,7 @@ impl Setting<'_> {
                 let there = all_to_all(self.cluster, ep, d.sent * d.hidden * d.a);
                 let gather = ring(self.cluster, etp, d.routed * d.hidden * d.a);
                 t.again.moe = first + second + moved + 2.0 * (there + gather);
-                t.again.row_act = stream(&self.cluster.device, activated * d.a);
+                t.again.row_act = stream(&self.cluster.device, activated);
                 // There and back, forward and backward.
                 for pass in [&mut t.feed_forward, &mut t.backward] {
                     pass.talk(Axis::Ep, 2.0 * there);
@@ -269,6 +289,23 @@ impl Setting<'_> {
                 }
             }
         }
+    }
+
+    /// temper's passes over the rows of experts, whose activation moves `activated` bytes; returns the bytes of bringing the rows there.
+    ///
+    /// Where experts are divided, a row for each rank is made of each token's, and rows of the experts of those that arrive; back likewise. The
+    /// gradient of the activation moves twice as much as the activation.
+    fn dispatched(&self, t: &mut LayerTime, activated: f64) -> f64 {
+        let d = self.dims;
+        let (road, exchanged) = if d.group > 1.0 { (2.0 * d.here, 1.0) } else { (0.0, 0.0) };
+        let there = (d.own + road + d.routed) * d.hidden * d.a;
+        let device = &self.cluster.device;
+        t.feed_forward.op(Op::Elementwise, stream(device, 2.0 * there + activated));
+        t.backward.op(Op::Elementwise, stream(device, 2.0 * there + 2.0 * activated));
+        // The router's three products in two types, its choice, the sort (three passes); the sort of the ranks' rows, choices and weights on
+        // the road, and the host, which waits for the numbers of rows (as long as five operations).
+        self.operations(t, 7.0 + 16.0 * exchanged, 8.0 + 5.0 * exchanged);
+        there
     }
 
     /// Sequence parallelism: an all-gather before and a reduce-scatter after a block; in the backward pass the same, and another

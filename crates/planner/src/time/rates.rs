@@ -15,7 +15,7 @@ pub struct Rates {
     pub gemm: f64,
     /// Products of experts.
     pub grouped: f64,
-    /// Attention, forward.
+    /// Attention over many heads and tokens, forward.
     pub attention: f64,
     /// Attention, backward.
     pub attention_grad: f64,
@@ -29,6 +29,8 @@ pub struct Rates {
     pub network: f64,
     /// Seconds before a collective's first byte, within a node and between nodes.
     pub latency: (f64, f64),
+    /// Seconds that an operation on little data takes all the same: its start, and the last blocks to end.
+    pub operation: f64,
     /// Share of a micro-batch's compute behind which communication of gradients and weights hides.
     pub overlap: f64,
 }
@@ -37,13 +39,14 @@ pub struct Rates {
 pub const RATES: Rates = Rates {
     gemm: 0.72,
     grouped: 0.62,
-    attention: 0.52,
-    attention_grad: 0.41,
+    attention: 0.55,
+    attention_grad: 0.44,
     recurrence: 0.25,
     memory: 0.82,
     link: 0.74,
     network: 0.92,
     latency: (10e-6, 25e-6),
+    operation: 5e-6,
     overlap: 0.8,
 };
 
@@ -62,6 +65,16 @@ pub fn gemm(device: &Device, share: f64, m: f64, n: f64, k: f64, a: f64, extra: 
     let arithmetic = 2.0 * m * n * k / (device.peak() * share);
     arithmetic.max(stream(device, (m * k + k * n + m * n) * a + extra))
 }
+
+/// Share of its rate that attention reaches with few heads and queries: each block of a device takes one head of [`TILE`] queries, and with
+/// as many blocks as the device has units half of them wait, since later queries see more keys.
+pub fn filled(heads: f64, queries: f64) -> f64 {
+    let blocks = (heads * queries / TILE).max(1.0);
+    blocks / (blocks + UNITS)
+}
+
+/// Multiprocessors, or what corresponds to them: 132 on an H100, H200 or H800, 108 on an A100, 148 on a B200.
+const UNITS: f64 = 128.0;
 
 /// Seconds to move bytes through the device's memory.
 pub fn stream(device: &Device, bytes: f64) -> f64 {

@@ -1,5 +1,5 @@
-//! One rank of a large layout on one device: the others are not there. Collectives cost next to nothing and give numbers of the right
-//! shape and kind, so that memory and compute time are those of the real rank.
+//! One rank of a large layout on one device: the others are not there. Collectives give numbers of the right shape and kind, so that memory
+//! and compute are those of the real rank; the time that making these numbers takes is measured, for the step's to be without it.
 //!
 //! Every other rank is taken to be like this one: what it would send is a copy of what this rank has.
 
@@ -9,26 +9,33 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 use temper_comm::{Comm, Error, Pending, Reduce, Result, World};
-use temper_tensor::{DType, Ops, View, ViewMut};
+use temper_tensor::{DType, Ops, Stamp, View, ViewMut};
 
 /// The job of which only this rank is there.
 pub struct AloneWorld {
     ops: Arc<dyn Ops>,
     rank: usize,
     size: usize,
-    routed: Arc<Routed>,
+    others: Arc<Others>,
+}
+
+/// What is counted of the ranks that are not there.
+#[derive(Default)]
+pub struct Others {
+    routed: Mutex<Routed>,
+    /// Marks before and after the making of what they would have sent.
+    stood_in: Mutex<Vec<(Mark, Mark)>>,
 }
 
 /// Rows that came to this rank's experts, layer by layer in the order of the work, and what they were if all ranks of the group got as many.
 #[derive(Default)]
-pub struct Routed(Mutex<Counted>);
-
-#[derive(Default)]
-struct Counted {
+struct Routed {
     all: Vec<(u64, u64)>,
     /// Where the present step begins among them.
     step: usize,
 }
+
+type Mark = Box<dyn Stamp>;
 
 /// How many times their balanced share of rows a rank's experts got.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -41,21 +48,30 @@ pub struct Skew {
     pub layers: Vec<f64>,
 }
 
-impl Routed {
+impl Others {
     /// A step begins.
     pub fn begin(&self) {
-        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        counted.step = counted.all.len();
+        let mut routed = self.routed.lock().unwrap_or_else(PoisonError::into_inner);
+        routed.step = routed.all.len();
+    }
+
+    /// Milliseconds that making their part took since the last call.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn stood_in_ms(&self) -> temper_tensor::Result<f64> {
+        let marks = std::mem::take(&mut *self.stood_in.lock().unwrap_or_else(PoisonError::into_inner));
+        marks.iter().map(|(before, after)| after.ms_since(&**before)).sum()
     }
 
     /// The skew so far; none when nothing was exchanged.
     pub fn skew(&self) -> Option<Skew> {
-        let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rows, balanced) = counted.all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let routed = self.routed.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rows, balanced) = routed.all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         let share = |(rows, balanced): (u64, u64)| rows as f64 / balanced.max(1) as f64;
-        let all: Vec<f64> = counted.all.iter().map(|one| share(*one)).collect();
+        let all: Vec<f64> = routed.all.iter().map(|one| share(*one)).collect();
         let most = all.iter().copied().fold(0.0, f64::max);
-        (balanced > 0).then(|| Skew { mean: share((rows, balanced)), most, layers: all[counted.step..].to_vec() })
+        (balanced > 0).then(|| Skew { mean: share((rows, balanced)), most, layers: all[routed.step..].to_vec() })
     }
 
     /// Counts what a rank tells its group before rows are exchanged: borders between the rows for each of `size` ranks, then the rows
@@ -63,19 +79,19 @@ impl Routed {
     fn count(&self, counts: &[i32], rank: usize, size: usize) {
         let Some(rows) = counts.get(size + 1..2 * size + 1) else { return };
         let one = (size as u64 * rows[rank] as u64, rows.iter().map(|n| *n as u64).sum());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).all.push(one);
+        self.routed.lock().unwrap_or_else(PoisonError::into_inner).all.push(one);
     }
 }
 
 impl AloneWorld {
     /// Rank `rank` of `size`.
     pub fn new(ops: Arc<dyn Ops>, rank: usize, size: usize) -> AloneWorld {
-        AloneWorld { ops, rank, size, routed: Arc::default() }
+        AloneWorld { ops, rank, size, others: Arc::default() }
     }
 
-    /// What is counted of routed rows.
-    pub fn routed(&self) -> Arc<Routed> {
-        self.routed.clone()
+    /// What is counted of the ranks that are not there.
+    pub fn others(&self) -> Arc<Others> {
+        self.others.clone()
     }
 }
 
@@ -91,7 +107,7 @@ impl World for AloneWorld {
     fn group(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Comm>> {
         let rank = members.iter().position(|r| *r == self.rank);
         let rank = rank.ok_or_else(|| Error::Transport(format!("rank {} is not in group {name} {members:?}", self.rank)))?;
-        Ok(Arc::new(Alone { ops: self.ops.clone(), rank, size: members.len(), routed: self.routed.clone() }))
+        Ok(Arc::new(Alone { ops: self.ops.clone(), rank, size: members.len(), others: self.others.clone() }))
     }
 }
 
@@ -100,10 +116,19 @@ struct Alone {
     ops: Arc<dyn Ops>,
     rank: usize,
     size: usize,
-    routed: Arc<Routed>,
+    others: Arc<Others>,
 }
 
 impl Alone {
+    /// Does what the other ranks would have, with a mark before and after.
+    fn stand_in<'a>(&self, work: impl FnOnce() -> Result<()>) -> Result<Pending<'a>> {
+        let before = self.ops.stamp().map_err(failed)?;
+        work()?;
+        let after = self.ops.stamp().map_err(failed)?;
+        self.others.stood_in.lock().unwrap_or_else(PoisonError::into_inner).push((before, after));
+        Ok(Pending::done())
+    }
+
     /// `out = x` over and over, whatever their lengths. What is there is copied, so that few calls do: a device would wait for the host.
     fn repeat(&self, out: ViewMut, x: View) -> Result<()> {
         let (len, n) = (out.numel(), x.numel());
@@ -159,10 +184,9 @@ impl Comm for Alone {
     fn all_gather<'a>(&self, out: ViewMut<'a>, x: View<'a>) -> Result<Pending<'a>> {
         if x.dtype() == DType::I32 {
             let counts = self.ops.to_host(x).map_err(failed)?;
-            self.routed.count(counts.as_slice::<i32>().unwrap_or_default(), self.rank, self.size);
+            self.others.count(counts.as_slice::<i32>().unwrap_or_default(), self.rank, self.size);
         }
-        self.repeat(out, x)?;
-        Ok(Pending::done())
+        self.stand_in(|| self.repeat(out, x))
     }
 
     fn all_gather_in_place<'a>(&self, _: ViewMut<'a>) -> Result<Pending<'a>> {
@@ -172,8 +196,15 @@ impl Comm for Alone {
     fn reduce_scatter<'a>(&self, out: ViewMut<'a>, x: View<'a>) -> Result<Pending<'a>> {
         let len = x.numel();
         let n = out.numel();
-        self.copy(out.reshape(&[n]), x.reshape(&[len]).slice_rows(self.own(len)))?;
-        Ok(Pending::done())
+        let (mut out, own) = (out.reshape(&[n]), x.reshape(&[len]).slice_rows(self.own(len)));
+        self.stand_in(|| {
+            if out.dtype() == DType::I32 {
+                return self.copy(out, own);
+            }
+            // The others' rows are not nothing: a token outside this rank's vocabulary would stay a row of zeros, whose norm has no end.
+            self.quiet(out.reborrow())?;
+            self.ops.add_assign(out, own).map_err(failed)
+        })
     }
 
     fn reduce_scatter_in_place<'a>(&self, _: ViewMut<'a>) -> Result<Pending<'a>> {
@@ -183,8 +214,7 @@ impl Comm for Alone {
     /// Every rank sends what this one sends to itself.
     fn all_to_all<'a>(&self, out: ViewMut<'a>, _: &[usize], x: View<'a>, send: &[usize]) -> Result<Pending<'a>> {
         let start: usize = send[..self.rank].iter().sum();
-        self.repeat(out, x.slice_rows(start..start + send[self.rank]))?;
-        Ok(Pending::done())
+        self.stand_in(|| self.repeat(out, x.slice_rows(start..start + send[self.rank])))
     }
 
     fn broadcast<'a>(&self, _: ViewMut<'a>, _: usize) -> Result<Pending<'a>> {
@@ -196,8 +226,7 @@ impl Comm for Alone {
     }
 
     fn recv<'a>(&self, x: ViewMut<'a>, _: usize) -> Result<Pending<'a>> {
-        self.quiet(x)?;
-        Ok(Pending::done())
+        self.stand_in(|| self.quiet(x))
     }
 
     fn barrier(&self) -> Result<()> {
@@ -219,13 +248,16 @@ mod tests {
         let mut out = Tensor::from_vec(vec![0f32; 6], &[6, 1]);
         group.all_to_all(out.view_mut(), &[2, 2, 2], x.view(), &[1, 2, 2]).unwrap().wait().unwrap();
         assert_eq!(out.as_slice::<f32>().unwrap(), [2.0, 3.0, 2.0, 3.0, 2.0, 3.0]);
-        assert_eq!(world.routed().skew(), None);
+        // The time of it is told once.
+        assert!(world.others().stood_in_ms().unwrap() > 0.0);
+        assert_eq!(world.others().stood_in_ms().unwrap(), 0.0);
+        assert_eq!(world.others().skew(), None);
         // Borders, and rows of each rank's experts: 6 of 12 are this rank's, so that it gets 18 where 12 are balanced.
         let counts = Tensor::from_vec(vec![0i32, 1, 3, 5, 2, 6, 4], &[7]);
         let mut all = Tensor::from_vec(vec![0i32; 21], &[21]);
         group.all_gather(all.view_mut(), counts.view()).unwrap().wait().unwrap();
-        assert_eq!(world.routed().skew(), Some(Skew { mean: 1.5, most: 1.5, layers: vec![1.5] }));
-        world.routed().begin();
-        assert_eq!(world.routed().skew().map(|skew| skew.layers), Some(vec![]), "those of the step under way");
+        assert_eq!(world.others().skew(), Some(Skew { mean: 1.5, most: 1.5, layers: vec![1.5] }));
+        world.others().begin();
+        assert_eq!(world.others().skew().map(|skew| skew.layers), Some(vec![]), "those of the step under way");
     }
 }

@@ -11,7 +11,7 @@ pub use operations::{OperationRow, operations};
 pub use report::{Memory, PhaseTime, RankOf, Shape, Spread, StepReport, Work};
 
 pub use self::alone::Skew;
-use self::alone::{AloneWorld, Routed};
+use self::alone::{AloneWorld, Others};
 use crate::layout::Layout;
 use crate::measure::Flops;
 use crate::precision::Precision;
@@ -76,7 +76,7 @@ pub struct Bench {
     flops: Flops,
     shape: Shape,
     rank: Option<RankOf>,
-    routed: Arc<Routed>,
+    others: Arc<Others>,
     /// Ranks that share the work of a step.
     world: f64,
     work: Work,
@@ -86,7 +86,7 @@ pub struct Bench {
 
 impl AsRank {
     /// The rank's groups, of which nobody else is there, and its part of the model.
-    fn place(&self, arch: &Arch, ops: Arc<dyn Ops>) -> Result<(Ranks, Portion, Arc<Routed>)> {
+    fn place(&self, arch: &Arch, ops: Arc<dyn Ops>) -> Result<(Ranks, Portion, Arc<Others>)> {
         let AsRank { rank, layout, .. } = self;
         let size = layout.axes.world();
         if *rank >= size {
@@ -95,7 +95,7 @@ impl AsRank {
         let world = AloneWorld::new(ops, *rank, size);
         let ranks = layout.ranks(&world, arch)?;
         let portion = layout.portion(arch, &ranks)?;
-        Ok((ranks, portion, world.routed()))
+        Ok((ranks, portion, world.others()))
     }
 }
 
@@ -109,9 +109,10 @@ impl Bench {
         let config = &resolved.config;
         let work = work(config, options, precision)?;
         let traced = Arc::new(Traced::new(ops.clone()));
-        let (ranks, portion, routed) = match &options.place {
+        let (ranks, portion, others) = match &options.place {
             Placed::Whole => (Ranks::single().clone(), Portion::whole(&arch), Arc::default()),
-            Placed::Alone(as_rank) => as_rank.place(&arch, traced.clone())?,
+            // What stands for the other ranks is no operation of this one.
+            Placed::Alone(as_rank) => as_rank.place(&arch, ops.clone())?,
             Placed::Among { layout, world, .. } => {
                 let ranks = layout.ranks(&**world, &arch)?;
                 let portion = layout.portion(&arch, &ranks)?;
@@ -131,7 +132,7 @@ impl Bench {
             flops: Flops::new(&arch, &declare(&arch), &traced.name()),
             shape: Shape::new(name, &arch),
             rank: RankOf::new(&options.place, &trainer.model.params),
-            routed,
+            others,
             world: world as f64,
             started: options.started,
             startup_s: options.started.elapsed().as_secs_f64(),
@@ -144,23 +145,29 @@ impl Bench {
 
     /// Times `steps` steps after `warmup` others.
     pub fn steps(&mut self, warmup: usize, steps: usize) -> Result<StepReport> {
-        let mut to_first_step_s = None;
+        let (mut to_first_step_s, mut left_out) = (None, 0);
         let mut losses = Vec::with_capacity(warmup + steps);
         for _ in 0..warmup {
-            losses.push(self.trainer.step(&self.batch, self.lr)?.loss);
+            let done = self.trainer.step(&self.batch, self.lr)?;
+            losses.push(done.loss);
+            left_out += usize::from(!done.updated);
             to_first_step_s.get_or_insert_with(|| self.started.elapsed().as_secs_f64());
         }
+        self.others.stood_in_ms()?;
         let growths = self.traced.memory().map_or(0, |m| m.growths);
         self.traced.reset_memory_peak();
-        let mut times = Vec::with_capacity(steps);
+        let (mut times, mut stood_in) = (Vec::with_capacity(steps), Vec::with_capacity(steps));
         let mut phases = vec![Vec::with_capacity(steps); Phase::ALL.len()];
         for _ in 0..steps {
-            self.routed.begin();
+            self.others.begin();
             self.traced.start(Level::Phases)?;
             let clock = Instant::now();
             let done = self.trainer.step(&self.batch, self.lr)?;
-            times.push(clock.elapsed().as_secs_f64() * 1e3);
+            let ms = clock.elapsed().as_secs_f64() * 1e3;
+            stood_in.push(self.others.stood_in_ms()?);
+            times.push(ms - stood_in[stood_in.len() - 1]);
             losses.push(done.loss);
+            left_out += usize::from(!done.updated);
             to_first_step_s.get_or_insert_with(|| self.started.elapsed().as_secs_f64());
             let recording = self.traced.finish()?;
             for (phase, all) in Phase::ALL.iter().zip(&mut phases) {
@@ -173,7 +180,11 @@ impl Bench {
         Ok(StepReport {
             backend: self.traced.name(),
             model: self.shape.clone(),
-            rank: self.rank.clone().map(|rank| RankOf { skew: self.routed.skew(), ..rank }),
+            rank: self.rank.clone().map(|rank| RankOf {
+                skew: self.others.skew(),
+                stood_in_ms: rank.alone.then(|| Spread::of(stood_in)),
+                ..rank
+            }),
             work: self.work.clone(),
             startup_s: self.startup_s,
             to_first_step_s: to_first_step_s.unwrap_or(0.0),
@@ -185,6 +196,7 @@ impl Bench {
             mfu: self.flops.mfu(flops_per_s),
             memory: self.traced.memory().map(|m| Memory::new(&m, growths)),
             losses,
+            left_out,
             step_ms,
         })
     }

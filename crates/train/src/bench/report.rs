@@ -47,6 +47,9 @@ pub struct RankOf {
     /// How many times its balanced share of rows its experts got, where the other ranks are not there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skew: Option<Skew>,
+    /// Milliseconds a step that making what the other ranks would have sent took, where they are not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stood_in_ms: Option<Spread>,
 }
 
 impl RankOf {
@@ -54,9 +57,11 @@ impl RankOf {
         let params = params.iter().map(|p| p.numel() as u64).sum();
         match place {
             Placed::Whole => None,
-            Placed::Alone(one) => Some(RankOf { rank: one.rank, layout: one.name.clone(), alone: true, params, skew: None }),
+            Placed::Alone(one) => {
+                Some(RankOf { rank: one.rank, layout: one.name.clone(), alone: true, params, skew: None, stood_in_ms: None })
+            }
             Placed::Among { name, world, .. } => {
-                Some(RankOf { rank: world.rank(), layout: name.clone(), alone: false, params, skew: None })
+                Some(RankOf { rank: world.rank(), layout: name.clone(), alone: false, params, skew: None, stood_in_ms: None })
             }
         }
     }
@@ -174,7 +179,7 @@ pub struct StepReport {
     pub warmup: usize,
     /// Timed steps.
     pub steps: usize,
-    /// Milliseconds of a step as the host sees it.
+    /// Milliseconds of a step as the host sees it, without those in which other ranks were stood in for.
     pub step_ms: Spread,
     /// Parts of a step as the device sees them.
     pub phases: Vec<PhaseTime>,
@@ -190,4 +195,6 @@ pub struct StepReport {
     pub memory: Option<Memory>,
     /// Loss of every step, warm-up first.
     pub losses: Vec<f64>,
+    /// Updates left out, and so not measured, because something was not finite.
+    pub left_out: usize,
 }
