@@ -350,12 +350,13 @@ pub struct Plan {
     /// A folder with config.json, a config.json, a name such as Qwen3-235B-A22B, or a Hub id.
     #[arg(long, group = "what", value_name = "DIR|NAME")]
     pub model: Option<String>,
-    /// Devices in all.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 17))]
-    pub gpus: u32,
-    /// Device: h20, h100, h200, a100, a800, h800, b200, l40s, ... (crates/config/src/devices.toml), or one of --gpu-file.
-    #[arg(long, default_value = "h100", value_name = "NAME")]
-    pub gpu: String,
+    /// Devices in all (default: what the axes of the layout multiply to, else the GPUs of this machine, else 1).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 17))]
+    pub gpus: Option<u32>,
+    /// Device: h20, h100, h200, a100, a800, h800, b200, l40s, ... (crates/config/src/devices.toml), or one of --gpu-file (default: that of this
+    /// machine, else h100).
+    #[arg(long, value_name = "NAME")]
+    pub gpu: Option<String>,
     /// TOML file with devices of your own, in the form of crates/config/src/devices.toml.
     #[arg(long, value_name = "FILE")]
     pub gpu_file: Option<PathBuf>,
@@ -374,8 +375,8 @@ pub struct Plan {
     /// Sequences an optimizer step (default: 4 a device, or the configuration's).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub global_batch: Option<u32>,
-    /// Fix the layout, e.g. tp=8,pp=2,ep=4. Keys: tp, pp, vpp, ep, etp, cp, dp, sequence, mb, recompute, offload, split. Without axes the best is
-    /// searched.
+    /// Fix the layout, e.g. tp=8,pp=2,ep=4. Keys: tp, pp, vpp, ep, etp, cp, dp, sequence, mb, recompute, offload, split. Axes left out are 1, etp
+    /// is tp (as in Megatron) and dp what is left; without axes the best is searched, with the word auto (tp=8,auto) those left out.
     #[arg(long, default_value = "", value_name = "KEY=N,...")]
     pub layout: String,
     /// Whose habits the account follows.
@@ -393,6 +394,9 @@ pub struct Plan {
     /// Most rows of logits that exist at once (default: as many as fit 1.25 GiB, or the configuration's).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub loss_chunk: Option<u32>,
+    /// Share of a device's memory that a chosen layout leaves free (default: 0.05, or the configuration's parallel.reserve).
+    #[arg(long, value_name = "SHARE")]
+    pub reserve: Option<f64>,
     /// Rows that the busiest expert rank may get over its share.
     #[arg(long, default_value_t = 2.0)]
     pub skew: f64,

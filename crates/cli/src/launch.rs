@@ -62,7 +62,8 @@ fn role(args: &Sft, parallel: &Parallel, found: Option<Rendezvous>, launched: bo
     let per_node = args.ranks_per_node.map(|n| n as usize);
     let world = args.ranks.map(|n| n as usize).or(parallel.dp.map(|dp| dp * fixed));
     if let Some(world) = world {
-        Layout::new(parallel, world).map_err(|e| BadInput(e.to_string()))?;
+        // Whether the model has experts shows later: `layout::settle` holds the whole layout to the rules.
+        Layout::new(parallel, world, false).map_err(|e| BadInput(e.to_string()))?;
     }
     let node = |here, node| Role::Supervisor { here, world, node };
     match found.filter(|f| f.size > 1 || launched) {

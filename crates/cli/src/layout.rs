@@ -8,15 +8,17 @@ use temper_comm::Axes;
 use temper_config::{Config, Device, Resolved, devices};
 use temper_model::CHUNK_ROWS;
 use temper_planner::memory::Overheads;
+use temper_planner::units::bytes;
 use temper_planner::{
-    Candidate, Cluster, Job, Layout, LayoutRequest, Network, Offload, Precision, Problem, Recompute, Space, check, nearest, stages,
+    Candidate, Cluster, Job, Layout, LayoutRequest, Network, Offload, Precision, Problem, Recompute, Space, check, nearest, stages, waste,
 };
+use temper_train::layout::Layout as Mesh;
 use temper_train::setup::find_source;
 
 /// What `parallel.auto` chooses.
 const AXES: [&str; 8] = ["tp", "pp", "vpp", "ep", "etp", "cp", "dp", "split"];
 /// Layouts shown beside one that is refused.
-pub const NEAREST: usize = 3;
+const NEAREST: usize = 3;
 
 /// What the planner knows of the device of a rank.
 pub struct Place {
@@ -25,7 +27,7 @@ pub struct Place {
     /// What libraries take there.
     pub overheads: Overheads,
     /// Why its figures are unknown, if they are.
-    unknown: Option<String>,
+    pub unknown: Option<String>,
     /// Whether it is a GPU.
     pub gpu: bool,
     /// Ranks of a host.
@@ -71,7 +73,7 @@ fn processors(here: usize) -> Place {
     Place { device, overheads: Overheads::NONE, unknown: None, gpu: false, here }
 }
 
-/// Settles the layout of a job of `ranks`: one that the configuration leaves to the planner is written into it, with the reason.
+/// Settles the layout of a job of `ranks`: what the configuration leaves open of it is written into it, with the reason.
 ///
 /// # Errors
 /// When the layout breaks a rule, with the nearest legal ones; when none is legal or fits.
@@ -83,25 +85,11 @@ pub fn settle(resolved: &mut Resolved, ranks: usize, place: &Place) -> anyhow::R
     let network = Network::from_folder(&find_source(resolved)?.model_dir)?;
     let per_node = if place.here > 0 && ranks.is_multiple_of(place.here) { place.here } else { ranks };
     let cluster = Cluster { device: place.device.clone(), gpus: ranks, per_node };
-    let question = Question { network, cluster, job: job(&resolved.config, place), overheads: place.overheads };
-    if auto {
-        choose(resolved, question, place)?
-    } else {
-        hold(resolved, &question, place)?
-    }
-    resolved.notices.extend(idle(&resolved.config, ranks));
+    let overheads = Overheads { reserve: resolved.config.parallel.reserve, ..place.overheads };
+    let question = Question { network, cluster, job: job(&resolved.config, place), overheads };
+    let layout = if auto { choose(resolved, &question, place)? } else { hold(resolved, &question, place)? };
+    resolved.notices.extend(waste(&layout, &question.job).iter().map(ToString::to_string));
     Ok(())
-}
-
-/// A word about replicas that have no micro-batch of a step.
-fn idle(config: &Config, ranks: usize) -> Option<String> {
-    let p = &config.parallel;
-    let dp = p.dp.unwrap_or(ranks / (p.tp * p.cp * p.pp).max(1));
-    let micro_batches = config.train.global_batch / config.train.micro_batch.max(1);
-    (dp > micro_batches).then(|| {
-        let remedy = "lower train.micro_batch, raise train.global_batch, or take a smaller dp";
-        format!("{} of {dp} replicas have nothing to train: a step has {micro_batches} micro-batches; {remedy}", dp - micro_batches)
-    })
 }
 
 struct Question {
@@ -109,6 +97,16 @@ struct Question {
     cluster: Cluster,
     job: Job,
     overheads: Overheads,
+}
+
+impl Question {
+    fn space(&self) -> Space<'_> {
+        Space { network: &self.network, cluster: &self.cluster, job: &self.job, overheads: self.overheads }
+    }
+
+    fn has_experts(&self) -> bool {
+        self.network.arch.moe.is_some()
+    }
 }
 
 /// The job of a configuration on the devices of a place.
@@ -124,90 +122,147 @@ pub fn job(config: &Config, place: &Place) -> Job {
 }
 
 /// Takes the fastest layout that fits.
-fn choose(resolved: &mut Resolved, question: Question, place: &Place) -> anyhow::Result<()> {
+fn choose(resolved: &mut Resolved, question: &Question, place: &Place) -> anyhow::Result<Layout> {
     if let Some(unknown) = &place.unknown {
         return Err(BadInput(format!("parallel.auto: {unknown}, so nothing can be predicted for it. Give the axes in [parallel]")).into());
     }
-    let wish = LayoutRequest::of(resolved);
-    let Question { network, cluster, job, overheads } = question;
-    let space = Space { network: &network, cluster: &cluster, job: &job, overheads };
+    let (wish, space, experts) = (LayoutRequest::of(resolved), question.space(), question.has_experts());
     let found = temper_planner::search(&space, &wish);
     let Some(best) = found.fitting.first() else { return Err(nothing_fits(&space, &wish, found.smallest.as_ref()).into()) };
+    let held = wish.given();
+    let held = if held.is_empty() { String::new() } else { format!(" with {} held", held.join(", ")) };
+    let next = found.fitting.get(1).map_or(String::new(), |next| {
+        let slower = 100.0 * (best.time.tokens_per_s_per_gpu / next.time.tokens_per_s_per_gpu - 1.0);
+        format!("; next comes {}, {slower:.1} % slower", axes(&next.layout, experts))
+    });
     write(resolved, &best.layout);
     resolved.notices.push(format!(
-        "parallel.auto: {} is the fastest of {} layouts that fit: {:.1} of {:.1} GB on the heaviest rank{}",
-        axes(&best.layout),
+        "parallel.auto: {} is the fastest of {} layouts that fit{held}: {} of {} on the heaviest rank{next}",
+        axes(&best.layout, experts),
         found.fitting.len(),
-        best.peak / 1e9,
-        space.limit() / 1e9,
-        found.fitting.get(1).map_or(String::new(), |next| format!(
-            "; next comes {}, {:.1} % slower",
-            axes(&next.layout),
-            100.0 * (best.time.tokens_per_s_per_gpu / next.time.tokens_per_s_per_gpu - 1.0)
-        )),
+        bytes(best.peak),
+        bytes(space.cluster.device.memory_bytes()),
     ));
-    Ok(())
+    Ok(best.layout.clone())
 }
 
 /// Why `parallel.auto` finds nothing: the smallest layout is too large, or a rule forbids them all.
 fn nothing_fits(space: &Space, wish: &LayoutRequest, smallest: Option<&Candidate>) -> BadInput {
+    let experts = space.network.arch.moe.is_some();
     let Some(smallest) = smallest else {
-        let asked = wish.complete(space.cluster.gpus, space.network.arch.moe.is_some());
+        let asked = wish.complete(space.cluster.gpus, experts);
         let problems = check(space.network, space.cluster, space.job, &asked);
         let free = LayoutRequest { micro_batch: wish.micro_batch, recompute: wish.recompute, offload: wish.offload, ..Default::default() };
         let legal = temper_planner::search(space, &free).fitting;
-        let legal: Vec<String> = legal.into_iter().take(NEAREST).map(|c| axes(&c.layout)).collect();
+        let legal: Vec<String> = legal.into_iter().take(NEAREST).map(|c| axes(&c.layout, experts)).collect();
         return refusal("parallel.auto: no layout agrees with what [parallel] and [train] give", &problems, &legal);
     };
     let lighter = LayoutRequest { recompute: None, offload: None, ..wish.clone() };
     let remedy = match temper_planner::search(space, &lighter).fitting.first() {
-        Some(lean) => format!("With {} it fits: {}", memory_keys(&lean.layout), axes(&lean.layout)),
+        Some(lean) => format!("With {} it fits: {}", memory_keys(&lean.layout), axes(&lean.layout, experts)),
+        None if smallest.skewed <= space.cluster.device.memory_bytes() => {
+            "It fits without the reserve: lower parallel.reserve, or take more devices, a smaller train.micro_batch or data.seq_len"
+                .to_string()
+        }
         None => "No recomputation or off-loading is enough: take more devices, a smaller train.micro_batch or data.seq_len".to_string(),
     };
     BadInput(format!(
-        "parallel.auto: no layout of {} ranks fits: the smallest, {}, needs {:.1} of {:.1} GB. {remedy}",
+        "parallel.auto: no layout of {} ranks fits: the smallest, {}, needs {} of {}, of which {} stay free (parallel.reserve). {remedy}",
         space.cluster.gpus,
-        axes(&smallest.layout),
-        smallest.peak / 1e9,
-        space.limit() / 1e9
+        axes(&smallest.layout, experts),
+        bytes(smallest.skewed),
+        bytes(space.cluster.device.memory_bytes()),
+        bytes(space.reserve())
     ))
 }
 
 /// Holds a layout that the configuration gives to the rules, and says when it will not fit.
-fn hold(resolved: &mut Resolved, question: &Question, place: &Place) -> anyhow::Result<()> {
-    let Question { network, cluster, job, overheads } = question;
-    let asked = LayoutRequest { etp: Some(resolved.config.parallel.etp), ..LayoutRequest::of(resolved) };
-    let asked = asked.complete(cluster.gpus, network.arch.moe.is_some());
-    // Replicas need not have equally many micro-batches, nor sequences equal parts: fillers complete them.
-    let even = |n: usize, step: usize| n.checked_next_multiple_of(step.max(1)).unwrap_or(n);
-    let job = Job {
-        global_batch: even(job.global_batch, asked.dp.saturating_mul(asked.micro_batch)),
-        seq: even(job.seq, asked.cp.saturating_mul(asked.tp).saturating_mul(2)),
-        ..job.clone()
-    };
-    let problems = check(network, cluster, &job, &asked);
-    if !problems.is_empty() {
-        let legal: Vec<String> = nearest(network, cluster, &job, &asked, NEAREST).iter().map(axes).collect();
-        return Err(refusal(&format!("[parallel]: {} cannot be run", axes(&asked)), &problems, &legal).into());
+fn hold(resolved: &mut Resolved, question: &Question, place: &Place) -> anyhow::Result<Layout> {
+    let Question { network, cluster, job, .. } = question;
+    let experts = question.has_experts();
+    let layout = LayoutRequest::of(resolved).complete(cluster.gpus, experts);
+    legal(network, cluster, job, &layout, "[parallel]", &|l| axes(l, experts))?;
+    if resolved.config.parallel.etp.is_none() && layout.etp > 1 {
+        resolved.config.parallel.etp = Some(layout.etp);
+        resolved.explain("parallel.etp", "that of tp, as in Megatron");
     }
-    if let (true, None, Ok(stages)) = (place.gpu, &place.unknown, stages(network, &asked)) {
-        let space = Space { network, cluster, job: &job, overheads: *overheads };
-        let peak = space.peaks(&asked, &stages).0;
+    if let (true, None, Ok(stages)) = (place.gpu, &place.unknown, stages(network, &layout)) {
+        let space = question.space();
+        let (peak, memory) = (space.peaks(&layout, &stages).0, space.cluster.device.memory_bytes());
         if peak > space.limit() {
-            resolved.notices.push(format!(
-                "the plan needs {:.1} GB on the heaviest rank of this layout, and a device has {:.1}: see temper plan",
-                peak / 1e9,
-                space.limit() / 1e9
-            ));
+            let what = if peak > memory {
+                "does not fit".to_string()
+            } else {
+                format!("leaves less than the reserve of {}", bytes(space.reserve()))
+            };
+            let needs = format!("the plan needs {} on the heaviest rank of this layout, and a device has {}", bytes(peak), bytes(memory));
+            resolved.notices.push(format!("{needs}: it {what}; see temper plan"));
         }
     }
-    Ok(())
+    Ok(layout)
+}
+
+/// Refuses a layout that breaks a rule; `origin` is where it was given, `told` puts layouts into the words of that place.
+///
+/// # Errors
+/// Names every rule that it breaks, and the nearest layouts that break none.
+fn legal(
+    network: &Network,
+    cluster: &Cluster,
+    job: &Job,
+    layout: &Layout,
+    origin: &str,
+    told: &dyn Fn(&Layout) -> String,
+) -> Result<(), BadInput> {
+    let problems = check(network, cluster, job, layout);
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let nearest: Vec<String> = nearest(network, cluster, job, layout, NEAREST).iter().map(told).collect();
+    Err(refusal(&format!("{origin}: {} cannot be run", told(layout)), &problems, &nearest))
+}
+
+/// Refuses a layout that the model cannot be divided by: the rules of [`legal`], but for those of a batch.
+///
+/// # Errors
+/// As [`legal`].
+pub fn divides(network: &Network, layout: &Layout, origin: &str) -> anyhow::Result<()> {
+    let device = devices()?.into_iter().next().ok_or_else(|| anyhow::anyhow!("there is no device in the table"))?;
+    let cluster = Cluster { device, gpus: layout.world(), per_node: layout.world() };
+    // A batch that fits any layout.
+    let job = Job::new(1, layout.dp.saturating_mul(layout.pp).saturating_mul(layout.micro_batch));
+    Ok(legal(network, &cluster, &job, layout, origin, &|l| words(l, network))?)
+}
+
+/// A layout as `--layout` takes it, but for the micro-batch.
+pub fn words(layout: &Layout, network: &Network) -> String {
+    layout.told(network.arch.moe.is_some()).replace(&format!(",mb={}", layout.micro_batch), "")
 }
 
 /// A planned layout as the engine divides by it.
-pub fn of_engine(l: &Layout) -> temper_train::layout::Layout {
+pub fn of_engine(l: &Layout) -> Mesh {
     let axes = Axes { tp: l.tp, cp: l.cp, dp: l.dp, pp: l.pp, ep: l.ep, etp: l.etp };
-    temper_train::layout::Layout { axes, sequence: l.sequence && l.tp > 1, vpp: l.vpp, split: l.split.clone() }
+    Mesh { axes, sequence: l.sequence && l.tp > 1, vpp: l.vpp, split: l.split.clone() }
+}
+
+/// A layout of the engine with the settings of a configuration, as it is planned.
+pub fn as_planned(mesh: &Mesh, config: &Config, place: &Place) -> Layout {
+    let Axes { tp, cp, dp, pp, ep, etp } = mesh.axes;
+    Layout {
+        tp,
+        cp,
+        dp,
+        pp,
+        vpp: mesh.vpp,
+        ep,
+        etp,
+        sequence: mesh.sequence,
+        micro_batch: config.train.micro_batch,
+        recompute: Recompute::of(&config.memory),
+        // A processor's tensors are in the host's memory anyway.
+        offload: if config.memory.offload_optimizer && place.gpu { Offload::Optimizer } else { Offload::None },
+        split: mesh.split.clone(),
+    }
 }
 
 /// The rules that a layout breaks, and legal ones in the words in which it was asked for.
@@ -225,10 +280,11 @@ pub fn refusal(what: &str, problems: &[Problem], legal: &[String]) -> BadInput {
     BadInput(text)
 }
 
-/// The keys of `[parallel]` that differ from their defaults, and `dp`.
-fn axes(l: &Layout) -> String {
-    let numbers = [("tp", l.tp), ("pp", l.pp), ("vpp", l.vpp), ("ep", l.ep), ("etp", l.etp), ("cp", l.cp)];
-    let mut keys: Vec<String> = numbers.iter().filter(|(_, n)| *n != 1).map(|(key, n)| format!("{key} = {n}")).collect();
+/// The keys of `[parallel]` that differ from their defaults, and `dp`; with experts also `etp`, as far as it means anything.
+fn axes(l: &Layout, has_experts: bool) -> String {
+    let etp = if has_experts && (l.tp > 1 || l.etp > 1) { 0 } else { 1 }; // the number that goes without saying
+    let numbers = [("tp", l.tp, 1), ("pp", l.pp, 1), ("vpp", l.vpp, 1), ("ep", l.ep, 1), ("etp", l.etp, etp), ("cp", l.cp, 1)];
+    let mut keys: Vec<String> = numbers.iter().filter(|(_, n, usual)| n != usual).map(|(key, n, _)| format!("{key} = {n}")).collect();
     keys.push(format!("dp = {}", l.dp));
     if !l.split.is_empty() {
         keys.push(format!("split = {:?}", l.split));
@@ -252,7 +308,7 @@ fn memory_keys(l: &Layout) -> String {
 fn write(resolved: &mut Resolved, l: &Layout) {
     let left = AXES.map(|axis| format!("parallel.{axis}")).into_iter().filter(|key| !resolved.gives(key)).collect::<Vec<_>>();
     let p = &mut resolved.config.parallel;
-    (p.tp, p.pp, p.vpp, p.ep, p.etp, p.cp, p.dp) = (l.tp, l.pp, l.vpp, l.ep, l.etp, l.cp, Some(l.dp));
+    (p.tp, p.pp, p.vpp, p.ep, p.etp, p.cp, p.dp) = (l.tp, l.pp, l.vpp, l.ep, Some(l.etp), l.cp, Some(l.dp));
     p.split.clone_from(&l.split);
     for key in left {
         resolved.explain(&key, "parallel.auto: the fastest layout that fits, by the planner");

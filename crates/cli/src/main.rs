@@ -44,7 +44,7 @@ fn run(cli: &Cli, started: Instant) -> anyhow::Result<()> {
         Command::Generate(args) => generate::run(args, backend()?),
         Command::Verify(args) => verify::run(args, cli),
         Command::Bench(args) => bench::run(args, cli, started),
-        Command::Plan(args) => plan::run(args),
+        Command::Plan(args) => plan::run(args, cli),
     }
 }
 

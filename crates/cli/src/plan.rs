@@ -1,23 +1,26 @@
 //! `temper plan`
 
+mod place;
 mod report;
 
-use crate::args::{Dtype, Plan as Args, PlanAs};
+use self::place::{Here, cluster};
+use crate::args::{Cli, Dtype, Plan as Args, PlanAs};
 use crate::exit::BadInput;
+use crate::layout::refusal;
 use crate::out::{say, say_json};
 use std::path::Path;
-use temper_config::{Config, Device, devices, devices_from_toml};
+use temper_config::{Config, Resolved};
 use temper_planner::memory::Overheads;
-use temper_planner::{Account, BUILTIN, Cluster, Job, LayoutRequest, Network, Plan, Precision, Refused, Run, explain, svg};
+use temper_planner::{Account, BUILTIN, Job, LayoutRequest, Network, Plan, Precision, Refused, Run, explain, svg};
 
 /// Answers, or says why the question has no answer.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &Args, cli: &Cli) -> anyhow::Result<()> {
     if args.config.is_none() && !args.sets.is_empty() {
         return Err(BadInput("--set changes a configuration: give one, or use the flags of temper plan with --model".into()).into());
     }
-    let question = question(args)?;
+    let (question, notes) = question(args, cli)?;
     match temper_planner::plan(question) {
-        Ok(plan) => tell(args, &plan),
+        Ok(plan) => tell(args, &plan, &notes),
         Err(refused) => refuse(args, &refused),
     }
 }
@@ -27,10 +30,12 @@ fn refuse(args: &Args, refused: &Refused) -> anyhow::Result<()> {
     if args.json {
         say_json(&report::refused_json(refused))?;
     }
-    Err(BadInput(report::refused(refused)).into())
+    let told = |layout: &temper_planner::Layout| format!("--layout {}", layout.told(refused.has_experts));
+    let nearest: Vec<String> = refused.nearest.iter().map(told).collect();
+    Err(refusal(&format!("{} cannot be run", told(&refused.layout)), &refused.problems, &nearest).into())
 }
 
-fn tell(args: &Args, plan: &Plan) -> anyhow::Result<()> {
+fn tell(args: &Args, plan: &Plan, notes: &[String]) -> anyhow::Result<()> {
     if let Some(path) = &args.svg {
         std::fs::write(path, svg::picture(plan))
             .map_err(|e| BadInput(format!("--svg {}: it cannot be written: {e}. Give a file in a folder that exists", path.display())))?;
@@ -40,12 +45,15 @@ fn tell(args: &Args, plan: &Plan) -> anyhow::Result<()> {
     }
     if args.json {
         let mut json = plan.to_json();
-        if let (Some(speed), Some(map)) = (args.measured, json.as_object_mut()) {
-            map.insert("measured".into(), report::measured_json(plan, speed));
+        if let Some(map) = json.as_object_mut() {
+            map.insert("notes".into(), notes.into());
+            if let Some(speed) = args.measured {
+                map.insert("measured".into(), report::measured_json(plan, speed));
+            }
         }
         return Ok(say_json(&json)?);
     }
-    Ok(say(report::human(plan, args.measured))?)
+    Ok(say(report::human(plan, args.measured, notes))?)
 }
 
 fn tell_explanation(args: &Args, plan: &Plan, name: &str) -> anyhow::Result<()> {
@@ -62,23 +70,52 @@ fn tell_explanation(args: &Args, plan: &Plan, name: &str) -> anyhow::Result<()> 
     Ok(say(text.join("\n\n"))?)
 }
 
-fn question(args: &Args) -> anyhow::Result<Run> {
+/// The question, and what it takes for granted.
+fn question(args: &Args, cli: &Cli) -> anyhow::Result<(Run, Vec<String>)> {
     let asked = LayoutRequest::parse(&args.layout, "--layout")?;
-    let cluster = cluster(args)?;
-    let (network, mut job, wish) = match (&args.config, &args.model) {
-        (Some(path), _) => {
-            let resolved = Config::load(path, &args.sets)?;
-            let network = named(&resolved.config.model.path, path.parent().unwrap_or(Path::new(".")))?;
-            (network, Job::of(&resolved.config), asked.or(LayoutRequest::of(&resolved)))
+    let resolved = args.config.as_ref().map(|path| Config::load_without_files(path, &args.sets)).transpose()?;
+    let wish = asked.or(resolved.as_ref().map(LayoutRequest::of).unwrap_or_default());
+    let mut notes = Vec::new();
+    let cluster = cluster(args, &wish, &Here::new(cli)?, &mut notes)?;
+    let reserve = args.reserve.or(resolved.as_ref().map(|r| r.config.parallel.reserve));
+    let mut overheads = Overheads::GPU;
+    if let Some(share) = reserve {
+        overheads.reserve = within("--reserve", share, 0.0, 0.9)?;
+    }
+    let (network, mut job) = match (&args.config, &resolved, &args.model) {
+        (Some(path), Some(resolved), _) => {
+            let network = named("model.path", &resolved.config.model.path, path.parent().unwrap_or(Path::new(".")))?;
+            notes.extend(unknown(resolved, args));
+            (network, Job::of(&resolved.config))
         }
-        (None, Some(model)) => (named(model, Path::new("."))?, Job::new(4096, args.gpus.saturating_mul(4) as usize), asked),
-        (None, None) => return Err(BadInput("give a configuration, or --model".into()).into()), // clap sees to it
+        (.., Some(model)) => (named("--model", model, Path::new("."))?, Job::new(4096, cluster.gpus.saturating_mul(4))),
+        _ => return Err(BadInput("give a configuration, or --model".into()).into()), // clap sees to it
     };
     lay_over(args, &mut job)?;
     if let Some(speed) = args.measured {
         within("--measured", speed, 1e-6, 1e12)?;
     }
-    Ok(Run { network, cluster, job, wish, overheads: Overheads::GPU })
+    Ok((Run { network, cluster, job, wish, overheads }, notes))
+}
+
+/// What a configuration leaves to its data, which is not read.
+fn unknown(resolved: &Resolved, args: &Args) -> Vec<String> {
+    let config = &resolved.config;
+    let mut notes = Vec::new();
+    if !resolved.absent.is_empty() {
+        let names: Vec<String> = resolved.absent.iter().map(|path| path.display().to_string()).collect();
+        notes.push(format!("not here, and not needed for a plan: {}", names.join(", ")));
+    }
+    if config.train.steps.or(args.steps.map(|n| n as usize)).is_none() {
+        let epochs = config.train.epochs.unwrap_or(1.0);
+        notes.push(format!(
+            "how many steps train.epochs = {epochs} makes depends on the data, so the length of the run is not known: --steps gives it"
+        ));
+    }
+    if !config.data.packing && args.mean_tokens.is_none() {
+        notes.push("data.packing is off: time is that of full sequences; --mean-tokens says how long they are on average".into());
+    }
+    notes
 }
 
 /// A number of the command line that must make sense.
@@ -120,8 +157,8 @@ fn lay_over(args: &Args, job: &mut Job) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A model by folder, file, built-in name or Hub id, in that order.
-pub fn named(spec: &str, base: &Path) -> anyhow::Result<Network> {
+/// A model by folder, file, built-in name or Hub id, in that order; `origin` is where it was named.
+fn named(origin: &str, spec: &str, base: &Path) -> anyhow::Result<Network> {
     let path = base.join(spec);
     if path.is_dir() {
         return Ok(Network::from_folder(&path)?);
@@ -137,49 +174,9 @@ pub fn named(spec: &str, base: &Path) -> anyhow::Result<Network> {
         return Ok(Network::from_folder(&folder)?.called(spec));
     }
     let known = BUILTIN.join(", ");
+    let set = if origin == "model.path" { " (--set model.path=NAME)" } else { "" };
     Err(BadInput(format!(
-        "--model {spec}: no such folder or file, and not a name that is known. Known are {known}; or give a Hub id owner/name."
+        "{origin} {spec}: no such folder or file, and not a name that is known. Known are {known}{set}; or give a Hub id owner/name."
     ))
     .into())
-}
-
-fn cluster(args: &Args) -> anyhow::Result<Cluster> {
-    let mut device = device(&args.gpu, args.gpu_file.as_deref())?;
-    if let Some(bandwidth) = args.network {
-        device.network_gb_s = within("--network", bandwidth, 1e-3, 1e6)?;
-    }
-    let gpus = args.gpus as usize;
-    let per_node = match args.nodes.map(|n| n as usize) {
-        Some(nodes) if gpus.is_multiple_of(nodes) => gpus / nodes,
-        Some(nodes) => return Err(BadInput(format!("--nodes {nodes}: {gpus} devices do not divide over {nodes} nodes")).into()),
-        // The largest node of at most eight that the devices fill.
-        None => (1..=gpus.min(8)).rev().find(|n| gpus.is_multiple_of(*n)).unwrap_or(1),
-    };
-    Ok(Cluster { device, gpus, per_node })
-}
-
-fn device(name: &str, file: Option<&Path>) -> anyhow::Result<Device> {
-    let mut all = match file {
-        Some(path) => devices_from_toml(&read(path)?, &path.display().to_string())?,
-        None => Vec::new(),
-    };
-    all.extend(devices()?);
-    let known: Vec<String> = all.iter().map(|d| d.name.clone()).collect();
-    let found = all.into_iter().find(|d| d.name.eq_ignore_ascii_case(name));
-    let unknown = || BadInput(format!("--gpu {name}: unknown device. Known are {}; --gpu-file adds your own.", known.join(", ")));
-    Ok(found.ok_or_else(unknown)?)
-}
-
-/// Most bytes of a file of devices.
-const MAX_BYTES: u64 = 1 << 20;
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    let bad = |e: &dyn std::fmt::Display| {
-        BadInput(format!("--gpu-file {}: {e}. Give a TOML file of devices, as crates/config/src/devices.toml is", path.display()))
-    };
-    let bytes = std::fs::metadata(path).map_err(|e| bad(&e))?.len();
-    if bytes > MAX_BYTES {
-        return Err(bad(&format!("{bytes} bytes; a file of devices has at most {MAX_BYTES}")).into());
-    }
-    Ok(std::fs::read_to_string(path).map_err(|e| bad(&e))?)
 }

@@ -2,10 +2,11 @@
 
 use crate::args::{Cli, Sft};
 use crate::backend::ranks_here;
-use crate::layout::{job, place, settle};
+use crate::layout::{as_planned, job, place, settle};
 use temper_config::Config;
 use temper_planner::memory::{Memory, Question, rank_memory};
-use temper_planner::{Layout, LayoutRequest, Network, stages};
+use temper_planner::{Layout, Network, stages};
+use temper_train::layout::Layout as Mesh;
 use temper_train::setup::find_source;
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -59,7 +60,8 @@ pub fn of_run(args: &Sft, cli: &Cli, rank: usize, ranks: usize) -> anyhow::Resul
     let place = place(cli, ranks_here().unwrap_or(ranks))?;
     settle(&mut resolved, ranks, &place)?;
     let network = Network::from_folder(&find_source(&resolved)?.model_dir)?;
-    let layout = LayoutRequest::of(&resolved).over(Some(ranks), "[parallel]")?;
+    let mesh = Mesh::new(&resolved.config.parallel, ranks, network.arch.moe.is_some())?;
+    let layout = as_planned(&mesh, &resolved.config, &place);
     let stages = stages(&network, &layout).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
     let job = job(&resolved.config, &place);
     let question = Question { network: &network, job: &job, layout: &layout, overheads: place.overheads };
@@ -85,7 +87,7 @@ mod tests {
 
     fn plan(peak: f64) -> anyhow::Result<Planned> {
         let network = Network::builtin("Qwen3-0.6B").unwrap()?;
-        let layout = LayoutRequest::parse("tp=2", "")?.over(None, "")?;
+        let layout = temper_planner::LayoutRequest::parse("tp=2", "")?.over(None, false, "")?;
         let question = Question {
             network: &network,
             job: &temper_planner::Job::new(peak as usize, 1),

@@ -45,7 +45,7 @@ impl Config {
         refuse_idle(&tree)?;
         let config = Config::read(&reader)?;
         let notices = check::check(&config, &reader)?;
-        Ok(Resolved { config, reasons: Vec::new(), notices, origin: PathBuf::from("benchmark") })
+        Ok(Resolved { config, reasons: Vec::new(), notices, absent: Vec::new(), origin: PathBuf::from("benchmark") })
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Config {
 const MANY: usize = 1_000_000_000;
 /// Most ranks of an axis.
 const RANKS: usize = 1 << 16;
+/// Share of a device's memory that a chosen layout leaves free unless told otherwise.
+pub const RESERVE: f64 = 0.05;
 /// Longest sequence.
 const LONGEST: usize = 1 << 24;
 
@@ -145,8 +147,10 @@ section! {
     /// How the work is spread over ranks (processes, one per GPU), as in Megatron: tp x cp x dp x pp ranks in all, experts folded into them.
     "parallel" Parallel {
         /// Let the planner choose the axes that are not given: the layout that it expects to be the fastest of those that fit.
-        /// `parallel = "auto"` is the same with none given.
+        /// `parallel = "auto"` is the same, for the axes that are given elsewhere (`--set`) too.
         auto: bool = flag(false);
+        /// Share of a device's memory that the planner leaves free where it chooses: for what no plan knows, such as other processes.
+        reserve: f64 = float(RESERVE, Bounds::below(0.0, 1.0));
         /// Tensor parallel size: neighbours that share every matrix.
         tp: usize = count(1, 1..=RANKS);
         /// Tensor ranks also divide the tokens between the matrices (sequence parallelism).
@@ -159,8 +163,8 @@ section! {
         split: Vec<usize> = keys::split();
         /// Expert parallel size; folds into the ranks of a stage and does not multiply them.
         ep: usize = count(1, 1..=RANKS);
-        /// Tensor parallel size within an expert.
-        etp: usize = count(1, 1..=RANKS);
+        /// Tensor parallel size within an expert. As in Megatron it is that of `tp` unless given: `etp = 1` keeps experts whole.
+        etp: Option<usize> = count(1, 1..=RANKS).optional("as `tp` where the model has experts, else 1");
         /// Context parallel size: ranks that share every sequence.
         cp: usize = count(1, 1..=RANKS);
         /// Data parallel size.
@@ -255,6 +259,12 @@ pub enum Span {
     Steps(usize),
     /// This share of all steps, below 1.
     Fraction(f64),
+}
+
+/// The size of the axis within an expert, `etp` where it is given: as in Megatron that of `tp`, so that `tp` alone divides the whole model. A
+/// model without experts has none to divide.
+pub fn expert_tensor(etp: Option<usize>, tp: usize, has_experts: bool) -> usize {
+    etp.unwrap_or(if has_experts { tp } else { 1 })
 }
 
 impl Config {

@@ -29,6 +29,7 @@ mod tree;
 pub use arch::{Arch, ModelType, Moe};
 pub use choices::{AuxLoss, FloatType, InitFrom, LossOn, LossReduction, OnNonFinite, OverLong, Recompute, RecomputePart, Schedule};
 pub use config::{Checkpoint, Config, Data, Log, Memory, Model, Optim, Parallel, Precision, Source, Span, Template, Train};
+pub use config::{RESERVE, expert_tensor};
 pub use device::{Device, devices, devices_from_toml};
 pub use error::{Error, Result};
 pub use reference::reference;

@@ -22,6 +22,8 @@ pub struct Resolved {
     pub reasons: Vec<(String, String)>,
     /// Things worth telling the user that are not errors, e.g. a key that has no effect.
     pub notices: Vec<String>,
+    /// Files that the configuration names and that are not here, where they need not be.
+    pub absent: Vec<PathBuf>,
     /// The file.
     pub origin: PathBuf,
 }
@@ -53,15 +55,16 @@ impl Config {
     /// # Errors
     /// Names the file (with the line) or argument, the key, what was found and the remedy.
     pub fn load(path: &Path, sets: &[String]) -> Result<Resolved> {
-        let io = Error::no_configuration(path);
-        let bytes = std::fs::metadata(path).map_err(&io)?.len();
-        let syntax = |message| Error::Syntax { origin: path.display().to_string(), message };
-        if bytes > MAX_BYTES {
-            return Err(syntax(format!("{bytes} bytes; a configuration has at most {MAX_BYTES}")));
-        }
-        let text = String::from_utf8(std::fs::read(path).map_err(io)?)
-            .map_err(|e| syntax(format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))?;
-        Self::from_toml(&text, path, sets)
+        Self::resolved(&read(path)?, path, sets, Files::Needed)
+    }
+
+    /// As [`Config::load`], where neither data nor template need be here: what is not, [`Resolved::absent`] tells. A model folder that is not
+    /// here stays as it is written.
+    ///
+    /// # Errors
+    /// As [`Config::load`], but for those of absent files.
+    pub fn load_without_files(path: &Path, sets: &[String]) -> Result<Resolved> {
+        Self::resolved(&read(path)?, path, sets, Files::Unneeded)
     }
 
     /// As [`Config::load`], from text; `origin` is the file it stands for.
@@ -69,6 +72,10 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn from_toml(text: &str, origin: &Path, sets: &[String]) -> Result<Resolved> {
+        Self::resolved(text, origin, sets, Files::Needed)
+    }
+
+    fn resolved(text: &str, origin: &Path, sets: &[String], files: Files) -> Result<Resolved> {
         let mut tree = Tree::parse(text, origin)?;
         for argument in sets {
             tree.set(argument)?;
@@ -78,9 +85,9 @@ impl Config {
         let keys = Config::keys();
         reader.refuse_unknown(&keys)?;
         let mut config = Config::read(&reader)?;
-        let mut paths = Paths { reader: &reader, folder: folder_of(origin)?, reasons: Vec::new() };
+        let mut paths = Paths { reader: &reader, folder: folder_of(origin)?, files, reasons: Vec::new(), absent: Vec::new() };
         paths.resolve(&mut config, origin)?;
-        let mut reasons = paths.reasons;
+        let Paths { mut reasons, absent, .. } = paths;
         if config.train.steps.is_none() && config.train.epochs.is_none() {
             config.train.epochs = Some(1.0);
             reasons.push(("train.epochs".to_string(), "neither steps nor epochs is given: one pass over the data".to_string()));
@@ -94,8 +101,28 @@ impl Config {
                 _ => {}
             }
         }
-        Ok(Resolved { config, reasons, notices, origin: origin.to_path_buf() })
+        Ok(Resolved { config, reasons, notices, absent, origin: origin.to_path_buf() })
     }
+}
+
+/// Whether the files that a configuration names must be here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Files {
+    /// They are read.
+    Needed,
+    /// Nothing is read of them: what is planned may run elsewhere.
+    Unneeded,
+}
+
+/// The text of a configuration file.
+fn read(path: &Path) -> Result<String> {
+    let io = Error::no_configuration(path);
+    let bytes = std::fs::metadata(path).map_err(&io)?.len();
+    let syntax = |message| Error::Syntax { origin: path.display().to_string(), message };
+    if bytes > MAX_BYTES {
+        return Err(syntax(format!("{bytes} bytes; a configuration has at most {MAX_BYTES}")));
+    }
+    String::from_utf8(std::fs::read(path).map_err(io)?).map_err(|e| syntax(format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))
 }
 
 /// `steps` and `epochs` exclude each other; one from the command line sets the file's other one aside.
@@ -122,7 +149,9 @@ struct Paths<'a> {
     reader: &'a Reader<'a>,
     /// Absolute, so that a resolved path means the same wherever it is used.
     folder: PathBuf,
+    files: Files,
     reasons: Vec<(String, String)>,
+    absent: Vec<PathBuf>,
 }
 
 impl Paths<'_> {
@@ -167,20 +196,27 @@ impl Paths<'_> {
             self.reason(&format!("model.{key}"), format!("there is no folder {}: a model of the Hub", path.display()));
             return Ok(written.to_string());
         }
+        if self.files == Files::Unneeded {
+            return Ok(written.to_string());
+        }
         let found = format!("there is no folder {}", path.display());
         Err(self.reader.error("model", key, found, "Give a folder, relative to the configuration file, or a Hub id owner/name."))
     }
 
-    fn sources(&self, key: &str, sources: &mut [Source]) -> Result<()> {
+    fn sources(&mut self, key: &str, sources: &mut [Source]) -> Result<()> {
         for source in sources {
             source.path = self.existing(key, &source.path)?;
         }
         Ok(())
     }
 
-    fn existing(&self, key: &str, written: &Path) -> Result<PathBuf> {
+    fn existing(&mut self, key: &str, written: &Path) -> Result<PathBuf> {
         let path = self.place(written);
         if path.is_file() {
+            return Ok(path);
+        }
+        if self.files == Files::Unneeded {
+            self.absent.push(path.clone());
             return Ok(path);
         }
         let found =

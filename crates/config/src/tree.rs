@@ -104,6 +104,14 @@ impl Tree {
                 }
             };
         }
+        if key == "parallel"
+            && is_auto(&value)
+            && let Some(Value::Table(axes)) = table.get_mut("parallel").map(|node| &mut node.value)
+        {
+            // Axes that are given, here or in the file, stay: the rest is chosen.
+            axes.insert("auto".to_string(), Node { value: Value::Bool(true), place });
+            return Ok(());
+        }
         table.insert(last.to_string(), Node { value, place });
         write_out_auto(&mut self.root);
         Ok(())
@@ -133,10 +141,14 @@ impl Tree {
     }
 }
 
+fn is_auto(value: &Value) -> bool {
+    matches!(value, Value::Text(text) if text == "auto")
+}
+
 /// `parallel = "auto"` is short for a section with `auto = true`.
 fn write_out_auto(root: &mut Table) {
     let Some(node) = root.get_mut("parallel") else { return };
-    if matches!(&node.value, Value::Text(text) if text == "auto") {
+    if is_auto(&node.value) {
         let auto = Node { value: Value::Bool(true), place: node.place.clone() };
         node.value = Value::Table(Table::from([("auto".to_string(), auto)]));
     }

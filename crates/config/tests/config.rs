@@ -89,7 +89,12 @@ fn the_layout_may_be_left_to_the_planner() {
     assert_eq!(of("parallel = 'auto'", &[]), (true, 1, [true, false, false]));
     assert_eq!(of("parallel = 'auto'", &["parallel.tp=2"]), (true, 2, [true, true, false]));
     assert_eq!(of("parallel.auto = true\nparallel.ep = 1", &[]), (true, 1, [true, false, true]));
-    assert_eq!(of("parallel.tp = 4", &["parallel=auto"]), (true, 1, [true, false, false]), "the command line goes before the file");
+    // Whatever is given is held, in whichever order and place.
+    assert_eq!(of("parallel.tp = 4", &["parallel=auto"]), (true, 4, [true, true, false]));
+    assert_eq!(of("", &["parallel.tp=2", "parallel=auto"]), (true, 2, [true, true, false]));
+    assert_eq!(of("", &["parallel=auto", "parallel.tp=2"]), (true, 2, [true, true, false]));
+    assert_eq!(of("parallel.ep = 3", &["parallel.tp=2", "parallel=auto"]), (true, 2, [true, true, true]));
+    assert_eq!(of("parallel = 'auto'", &["parallel.tp=2", "parallel.auto=false"]), (false, 2, [true, true, false]));
     let error = setup.load("parallel = 'fast'\n[model]\npath = 'm'\n[data]\ntrain = 'a.jsonl'\n", &[]).unwrap_err().to_string();
     assert!(error.contains("run.toml:1") && error.contains("found \"fast\"") && error.contains("parallel = \"auto\""), "{error}");
 }

@@ -44,7 +44,7 @@ pub use embed::Embedding;
 pub use error::{Error, Result};
 pub use head::{CHUNK_ROWS, Head, chunk_rows, largest_chunk};
 pub use model::{Kept, Model, Objective, Outputs, Portion, finish_aux, loss_sum, read_floats};
-pub use ranks::{Operand, Ranks};
+pub use ranks::{Operand, Ranks, token_multiple};
 pub use recompute::{Parts, Recompute};
 pub use rope::RopeTables;
 pub use shard::{AxisRank, Seat};

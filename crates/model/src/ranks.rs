@@ -43,9 +43,14 @@ impl Ranks {
 
     /// Tokens come in multiples of this, so that every rank has as many.
     pub fn token_multiple(&self) -> usize {
-        let Mesh { axes, .. } = &self.mesh;
-        axes.tp * if axes.cp > 1 { 2 * axes.cp } else { 1 }
+        token_multiple(self.mesh.axes.tp, self.mesh.axes.cp)
     }
+}
+
+/// The tokens of a micro-batch are filled up to a multiple of this, so that every rank of a layout with these axes has as many: each tensor
+/// rank a share, each context rank an early and a late piece.
+pub fn token_multiple(tp: usize, cp: usize) -> usize {
+    tp.saturating_mul(if cp > 1 { cp.saturating_mul(2) } else { 1 })
 }
 
 fn place(comm: &dyn Comm) -> AxisRank {

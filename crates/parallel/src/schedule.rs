@@ -108,6 +108,42 @@ pub fn interleaved(stage: usize, stages: usize, chunks: usize, micro_batches: us
     Ok(steps(stage, stages, chunks, micro_batches))
 }
 
+/// What one replica runs of a step. All replicas run as many micro-batches; where there are too few, they are completed by fillers: micro-batches
+/// of one token that is not trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turns {
+    /// Micro-batches of the replica that has the most.
+    pub real: usize,
+    /// The same with the fillers that an interleaved schedule takes to be a multiple of its stages.
+    pub all: usize,
+}
+
+impl Turns {
+    /// `micro_batches` of a step over `replicas`, each with so many stages and chunks.
+    pub fn new(micro_batches: usize, replicas: usize, stages: usize, chunks: usize) -> Turns {
+        let real = micro_batches.div_ceil(replicas.max(1));
+        let group = if chunks > 1 { stages.max(1) } else { 1 };
+        Turns { real, all: real.checked_next_multiple_of(group).unwrap_or(real) }
+    }
+
+    /// The most passes whose activations a stage holds at once ([`in_flight`]), fillers left out. `stages` and `chunks` are those of [`Turns::new`].
+    pub fn in_flight(&self, stage: usize, stages: usize, chunks: usize) -> usize {
+        if self.all == self.real {
+            return in_flight(stage, stages, chunks, self.all);
+        }
+        let (mut now, mut most) = (0usize, 0);
+        for step in steps(stage, stages, chunks, self.all) {
+            match step {
+                Step::Forward { micro, .. } if micro < self.real => now += 1,
+                Step::Backward { micro, .. } if micro < self.real => now -= 1,
+                _ => {}
+            }
+            most = most.max(now);
+        }
+        most
+    }
+}
+
 /// Whether `stages` with `chunks` each can run `micro_batches`. One chunk always can.
 ///
 /// # Errors

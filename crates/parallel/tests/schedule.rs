@@ -5,7 +5,7 @@ mod common;
 use common::{Pipeline, Sends};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use temper_parallel::schedule::{Step, check_interleaving, in_flight, interleaved, one_f_one_b, schedule};
+use temper_parallel::schedule::{Step, Turns, check_interleaving, in_flight, interleaved, one_f_one_b, schedule};
 use temper_parallel::{PipelineRule, Stages};
 
 /// All that is promised of one pipeline.
@@ -190,5 +190,31 @@ fn a_micro_batch_passes_every_layer_in_order() {
         }
         assert_eq!(passed, (0..layers).collect::<Vec<_>>());
         assert!(stages.has_head(stage, chunk) && stages.has_embedding(0, 0));
+    }
+}
+
+/// Micro-batches dealt out to replicas one by one, and passes counted as they begin and end.
+#[test]
+fn turns_are_those_of_the_fullest_replica() {
+    for (micro_batches, replicas, stages, chunks) in
+        [(30, 8, 1, 1), (3, 8, 1, 1), (5, 1, 4, 3), (20, 4, 4, 3), (18, 2, 4, 2), (9, 2, 2, 1), (7, 3, 2, 2)]
+    {
+        let turns = Turns::new(micro_batches, replicas, stages, chunks);
+        let mut dealt = vec![0; replicas];
+        (0..micro_batches).for_each(|i| dealt[i % replicas] += 1);
+        assert_eq!(turns.real, *dealt.iter().max().unwrap());
+        let group = if chunks > 1 { stages } else { 1 };
+        assert!(turns.all.is_multiple_of(group) && turns.all >= turns.real && turns.all < turns.real + group, "{turns:?}");
+        for stage in 0..stages {
+            let (mut held, mut most) = (BTreeSet::new(), 0);
+            for step in schedule(stage, stages, chunks, turns.all).unwrap() {
+                match step {
+                    Step::Forward { micro, chunk } => drop(held.insert((micro, chunk))),
+                    Step::Backward { micro, chunk } => assert!(held.remove(&(micro, chunk))),
+                }
+                most = most.max(held.iter().filter(|(micro, _)| *micro < turns.real).count());
+            }
+            assert_eq!(turns.in_flight(stage, stages, chunks), most, "stage {stage} of {stages}, {chunks} chunks, {turns:?}");
+        }
     }
 }

@@ -3,10 +3,13 @@
 use crate::layout::{Axis, Layout, Recompute};
 use crate::memory::{Dims, Purpose};
 use crate::plan::Plan;
-use crate::search::Candidate;
+use crate::search::{Candidate, Space};
 use crate::stages::Stage;
 use crate::time::{Op, StepTime, axis_name};
+use crate::units::{bytes, seconds, thousands};
+use crate::waste::waste;
 use serde::Serialize;
+use std::fmt;
 
 /// Something the user should know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -19,9 +22,21 @@ pub struct Advice {
     pub remedy: String,
 }
 
-/// Bubbles, tails and head-rooms beyond these shares are worth a word.
+impl Advice {
+    /// Something that does not make the run fail.
+    pub(crate) fn hint(found: String, remedy: impl Into<String>) -> Advice {
+        Advice { fatal: false, found, remedy: remedy.into() }
+    }
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}. {}", self.found, self.remedy)
+    }
+}
+
+/// Bubbles beyond this share are worth a word.
 const LONG_BUBBLE: f64 = 0.1;
-const TIGHT: f64 = 0.03;
 /// A layout that is faster by this factor is worth a word.
 const FASTER: f64 = 1.05;
 /// Rows of an expert's product below which a tile is partly empty.
@@ -35,7 +50,8 @@ pub fn advise(plan: &Plan) -> Vec<Advice> {
     list.experts(plan);
     list.tensor(plan);
     list.pipeline(plan);
-    list.waste(plan);
+    list.0.extend(waste(&plan.layout, &plan.run.job));
+    list.unneeded(plan);
     list.better(plan);
     list.0
 }
@@ -44,28 +60,35 @@ struct List(Vec<Advice>);
 
 impl List {
     fn add(&mut self, found: String, remedy: impl Into<String>) {
-        self.0.push(Advice { fatal: false, found, remedy: remedy.into() });
+        self.0.push(Advice::hint(found, remedy));
     }
 
     fn memory(&mut self, plan: &Plan) {
-        let (peak, limit) = (plan.heaviest.peak_bytes as f64, plan.limit());
+        let (peak, memory, worst) = (plan.heaviest.peak_bytes as f64, plan.capacity(), plan.worst());
         let skew = plan.run.job.skew;
         if !plan.fits() {
-            let (purpose, bytes) = largest(plan);
-            let found = format!("rank {} needs {} GB more than the {} GB of a device", plan.heaviest.rank, gb(peak - limit), gb(limit));
-            let remedy = format!("Most of it is {} ({} GB): {}", purpose.name(), gb(bytes), lighten(purpose));
+            let (purpose, most) = largest(plan);
+            let found = format!("rank {} needs {} more than the {} of a device", plan.heaviest.rank, bytes(peak - memory), bytes(memory));
+            let remedy = format!("Most of it is {} ({}): {}", purpose.name(), bytes(most), lighten(purpose));
             self.0.push(Advice { fatal: true, found, remedy });
         } else if !plan.fits_skewed() {
             let found = format!(
-                "it fits while routing is balanced; with {skew} times its share of rows a rank needs {} of {} GB",
-                gb(plan.heaviest.skewed_peak_bytes as f64),
-                gb(limit)
+                "it fits while routing is balanced; with {skew} times its share of rows a rank needs {} of {}",
+                bytes(worst),
+                bytes(memory)
             );
             self.add(found, "Early steps route unevenly: recompute the experts (recompute=selective), or shard further.");
-        } else if peak > limit * (1.0 - TIGHT) {
+        } else if !plan.keeps_reserve() {
+            let found = format!(
+                "it fits, but leaves {} free of {}, less than the reserve of {} ({:.0} %)",
+                bytes(memory - worst),
+                bytes(memory),
+                bytes(plan.reserve()),
+                100.0 * plan.run.overheads.reserve
+            );
             self.add(
-                format!("only {} GB of head-room", gb(limit - peak)),
-                "Watch the first steps; off-load or shard further if they fail.",
+                found,
+                "Watch the first steps; off-load or shard further if they fail. No layout is chosen so; --reserve sets another share.",
             );
         }
     }
@@ -116,11 +139,11 @@ impl List {
         let space = plan.run.space();
         let other = space.candidate(&whole, &same_stages(plan));
         let dims = |l: &Layout| Dims::new(&plan.run.network, &plan.run.job, l).routed;
-        found += &format!(": {:.0} rows instead of {:.0}", dims(l), dims(&whole));
+        found += &format!(": {} rows instead of {}", thousands(dims(l)), thousands(dims(&whole)));
         let remedy = format!(
-            "etp=1 shards better: ep={ep},etp=1 holds as many parameters a rank in whole experts; peak {} instead of {} GB, step {} instead of {}.",
-            gb(other.peak),
-            gb(plan.heaviest.peak_bytes as f64),
+            "etp=1 shards better: ep={ep},etp=1 holds as many parameters a rank in whole experts; peak {} instead of {}, step {} instead of {}.",
+            bytes(other.peak),
+            bytes(plan.heaviest.peak_bytes as f64),
             seconds(other.time.total),
             seconds(plan.time.total)
         );
@@ -145,18 +168,19 @@ impl List {
     fn pipeline(&mut self, plan: &Plan) {
         let (l, share) = (&plan.layout, plan.time.bubble / plan.time.total);
         if share > LONG_BUBBLE {
-            let m = l.micro_batches(plan.run.job.global_batch);
+            let m = l.turns(plan.run.job.global_batch).real;
             let found = format!("the pipeline's bubble is {:.0} % of the step: {m} micro-batches for {} stages", 100.0 * share, l.pp);
             self.add(found, "A larger global batch, vpp above 1, or fewer stages shorten it.");
         }
     }
 
-    fn waste(&mut self, plan: &Plan) {
+    fn unneeded(&mut self, plan: &Plan) {
         let job = &plan.run.job;
         if job.mean_tokens < 0.8 * job.seq as f64 {
             let found = format!(
-                "sequences have {:.0} of {} tokens on average: memory is planned for the longest, and ranks wait for it",
-                job.mean_tokens, job.seq
+                "sequences have {} of {} tokens on average: memory is planned for the longest, and ranks wait for it",
+                thousands(job.mean_tokens),
+                thousands(job.seq as f64)
             );
             self.add(found, "data.packing fills sequences.");
         }
@@ -164,8 +188,8 @@ impl List {
         if l.recompute != Recompute::None && plan.run.wish.recompute.is_some() {
             let lean = Layout { recompute: Recompute::None, ..l.clone() };
             let other = plan.run.space().candidate(&lean, &same_stages(plan));
-            if other.skewed <= plan.limit() {
-                let found = format!("recomputation is not needed: without it the peak is {} GB", gb(other.peak));
+            if other.skewed <= plan.run.space().limit() {
+                let found = format!("recomputation is not needed: without it the peak is {}", bytes(other.peak));
                 let gain = 100.0 * (other.time.tokens_per_s_per_gpu / plan.time.tokens_per_s_per_gpu - 1.0);
                 self.add(found, format!("recompute=none is {gain:.0} % faster."));
             }
@@ -177,8 +201,8 @@ impl List {
         let Some(best) = plan.runners_up.first().filter(|_| !plan.searched) else { return };
         let factor = best.time.tokens_per_s_per_gpu / plan.time.tokens_per_s_per_gpu;
         if factor > FASTER || !plan.fits() {
-            let found = format!("another layout is predicted {factor:.2} times as fast, at {} GB", gb(best.peak));
-            self.add(found, format!("--layout {}", best.layout));
+            let found = format!("another layout is predicted {factor:.2} times as fast, at {}", bytes(best.peak));
+            self.add(found, format!("--layout {}", best.layout.told(plan.run.network.arch.moe.is_some())));
         }
     }
 }
@@ -201,10 +225,11 @@ fn lighten(purpose: Purpose) -> &'static str {
 }
 
 /// What tells a candidate from the best: the memory that is not there, or the part of the step that differs most.
-pub(crate) fn compare(best: &StepTime, candidate: &Candidate, limit: f64) -> String {
-    if candidate.skewed > limit {
-        let routing = if candidate.peak > limit { "" } else { " when routing is uneven" };
-        return format!("needs {} of {} GB{routing}", gb(candidate.skewed), gb(limit));
+pub(crate) fn compare(best: &StepTime, candidate: &Candidate, space: &Space) -> String {
+    if candidate.skewed > space.limit() {
+        let routing = if candidate.peak > space.limit() { "" } else { " when routing is uneven" };
+        let (memory, reserve) = (bytes(space.cluster.device.memory_bytes()), bytes(space.reserve()));
+        return format!("needs {}{routing} of {memory} less the reserve of {reserve}", bytes(candidate.skewed));
     }
     let theirs = &candidate.time;
     let change = 100.0 * (theirs.total / best.total - 1.0);
@@ -221,20 +246,6 @@ pub(crate) fn compare(best: &StepTime, candidate: &Candidate, limit: f64) -> Str
     match parts.iter().max_by(|a, b| moved(a).total_cmp(&moved(b))).filter(|part| moved(part) > 0.0) {
         Some((name, theirs, ours)) => format!("{change:+.1} % time: {name} {} against {}", seconds(*theirs), seconds(*ours)),
         None => format!("{change:+.1} % time"),
-    }
-}
-
-/// Decimal gigabytes with one digit.
-pub(crate) fn gb(bytes: f64) -> String {
-    format!("{:.1}", bytes / 1e9)
-}
-
-/// Seconds in a unit that reads well.
-pub(crate) fn seconds(s: f64) -> String {
-    match s {
-        s if s >= 100.0 => format!("{s:.0} s"),
-        s if s >= 1.0 => format!("{s:.2} s"),
-        s => format!("{:.1} ms", s * 1e3),
     }
 }
 

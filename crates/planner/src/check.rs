@@ -37,14 +37,12 @@ pub enum Rule {
     Stages,
     /// Stages of unequal size must be asked for.
     Split,
-    /// Virtual stages need a pipeline, equal chunks, and micro-batches in multiples of the stages.
+    /// Virtual stages need a pipeline and equal chunks.
     Interleaving,
-    /// The global batch divides over dp x micro_batch.
+    /// A global batch is whole micro-batches.
     Batch,
     /// A pipeline has at least as many micro-batches as stages.
     MicroBatches,
-    /// A sequence divides over context and sequence parallelism.
-    Sequence,
     /// Every axis is at least 1.
     Zero,
 }
@@ -199,27 +197,21 @@ impl Problems {
                 return;
             }
         }
-        let m = l.micro_batches(job.global_batch);
-        self.0.extend(check_interleaving(l.pp, l.vpp, m).err().map(Problem::from));
-        if m > 0 && m < l.pp {
-            let found = format!("{m} micro-batches for {} stages: some would never work", l.pp);
-            let enough = l.dp.saturating_mul(l.micro_batch).saturating_mul(l.pp);
+        let turns = l.turns(job.global_batch);
+        self.0.extend(check_interleaving(l.pp, l.vpp, turns.all).err().map(Problem::from));
+        if turns.real < l.pp {
+            let found = format!("{} micro-batches for {} stages: some would never work", turns.real, l.pp);
+            let enough = l.dp.saturating_mul(l.micro_batch).saturating_mul(l.pp - 1).saturating_add(l.micro_batch);
             self.add(Rule::MicroBatches, found, format!("Take a smaller pp or micro-batch, or a global batch of at least {enough}."));
         }
     }
 
     fn batch(&mut self, job: &Job, l: &Layout) {
-        if l.micro_batches(job.global_batch) == 0 {
-            let found = format!("global batch {} does not divide over dp {} x micro-batch {}", job.global_batch, l.dp, l.micro_batch);
-            self.add(Rule::Batch, found, format!("Take a multiple of {}.", l.dp.saturating_mul(l.micro_batch)));
-        }
-        // Causal context parallelism gives each rank an early and a late piece, so that all work alike.
-        let pieces = if l.cp > 1 { wide(l.cp) * 2 } else { 1 };
-        let tokens = wide(job.seq) * wide(l.micro_batch);
-        if !wide(job.seq).is_multiple_of(pieces) || !(tokens / wide(l.cp)).is_multiple_of(wide(l.tp)) {
-            let found = format!("{} tokens of {} sequence(s) do not divide over cp {} x tp {}", job.seq, l.micro_batch, l.cp, l.tp);
-            let step = if l.cp > 1 { pieces.saturating_mul(wide(l.tp)) } else { wide(l.tp) };
-            self.add(Rule::Sequence, found, format!("Take a multiple of {step} tokens."));
+        if !job.global_batch.is_multiple_of(l.micro_batch) {
+            let found = format!("global batch {} is not a multiple of micro-batch {}", job.global_batch, l.micro_batch);
+            let below = job.global_batch / l.micro_batch * l.micro_batch;
+            let near = if below == 0 { l.micro_batch.to_string() } else { format!("{below} or {}", below.saturating_add(l.micro_batch)) };
+            self.add(Rule::Batch, found, format!("An optimizer step takes whole micro-batches: take {near}, or another micro-batch."));
         }
     }
 }

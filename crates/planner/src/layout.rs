@@ -7,8 +7,10 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use serde::Serialize;
 use std::fmt;
-use temper_config::{Config, Resolved};
+use temper_config::{Config, Resolved, expert_tensor};
 pub use temper_model::Recompute;
+use temper_model::token_multiple;
+use temper_parallel::schedule::Turns;
 
 /// What lives in the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -65,11 +67,21 @@ impl Layout {
         self.stage_ranks() / self.ep.saturating_mul(self.etp).max(1)
     }
 
-    /// Micro-batches of a step on each rank; 0 when the batch does not divide.
+    /// Micro-batches of a step, all replicas together.
     pub fn micro_batches(&self, global_batch: usize) -> usize {
-        match self.dp.checked_mul(self.micro_batch).filter(|n| *n > 0 && global_batch.is_multiple_of(*n)) {
-            Some(n) => global_batch / n,
-            None => 0,
+        global_batch.div_ceil(self.micro_batch.max(1))
+    }
+
+    /// What each replica runs of a step.
+    pub fn turns(&self, global_batch: usize) -> Turns {
+        Turns::new(self.micro_batches(global_batch), self.dp, self.pp, self.vpp)
+    }
+
+    /// `tokens` of a micro-batch with those that fill them up, so that every rank has as many.
+    pub fn filled(&self, tokens: f64) -> f64 {
+        match token_multiple(self.tp, self.cp) {
+            0 | 1 => tokens,
+            multiple => (tokens / multiple as f64).ceil() * multiple as f64,
         }
     }
 
@@ -176,12 +188,22 @@ pub struct Group {
     pub nodes: usize,
 }
 
+impl Layout {
+    /// As `--layout` takes it, for a model with experts or without.
+    pub fn told(&self, has_experts: bool) -> String {
+        let text = self.to_string();
+        // There is nothing that etp would divide.
+        if has_experts || self.etp != 1 { text } else { text.replacen(",etp=1", "", 1) }
+    }
+}
+
 impl fmt::Display for Layout {
-    /// As `--layout` takes it.
+    /// As `--layout` takes it for any model.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tp={},pp={}", self.tp, self.pp)?;
         for (name, value) in [("vpp", self.vpp), ("ep", self.ep), ("etp", self.etp), ("cp", self.cp)] {
-            if value != 1 || (name == "etp" && self.ep > 1) {
+            // Unless given, etp is tp.
+            if value != 1 || (name == "etp" && (self.ep > 1 || self.tp > 1)) {
                 write!(f, ",{name}={value}")?;
             }
         }
@@ -218,7 +240,7 @@ pub struct LayoutRequest {
     pub vpp: Option<usize>,
     /// ep.
     pub ep: Option<usize>,
-    /// etp; absent: tp, as in Megatron.
+    /// etp; absent: tp where the model has experts, as in Megatron ([`expert_tensor`]).
     pub etp: Option<usize>,
     /// Sequence parallelism; absent: on.
     pub sequence: Option<bool>,
@@ -230,10 +252,12 @@ pub struct LayoutRequest {
     pub offload: Option<Offload>,
     /// Layers of each stage.
     pub split: Vec<usize>,
+    /// Absent axes are searched, those given held.
+    pub auto: bool,
 }
 
 impl LayoutRequest {
-    /// Parses `tp=8,pp=2,ep=4,split=47/47`; `origin` is what errors call it.
+    /// Parses `tp=8,pp=2,ep=4,split=47/47`; `origin` is what errors call it. The word `auto` alone has the axes searched that are not given.
     ///
     /// # Errors
     /// On an unknown key, a value that is not a number of the right kind, or a key given twice.
@@ -242,6 +266,10 @@ impl LayoutRequest {
         let mut request = LayoutRequest::default();
         let mut seen: Vec<&str> = Vec::new();
         for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            if part == "auto" {
+                request.auto = true;
+                continue;
+            }
             let Some((key, value)) = part.split_once('=').map(|(k, v)| (k.trim(), v.trim())) else {
                 return Err(Error::key(origin, part, "no value", format!("Write {part}=N. {KEYS}")));
             };
@@ -262,7 +290,7 @@ impl LayoutRequest {
                 "ep" => request.ep = Some(count(value)?),
                 "etp" => request.etp = Some(count(value)?),
                 "mb" | "micro_batch" => request.micro_batch = Some(count(value)?),
-                "split" => request.split = value.split('/').map(count).collect::<Result<_>>()?,
+                "split" => request.split = split(value, origin)?,
                 "sequence" => {
                     request.sequence = Some(match value {
                         "true" => true,
@@ -302,18 +330,20 @@ impl LayoutRequest {
             pp: axis("pp", p.pp),
             vpp: axis("vpp", p.vpp),
             ep: axis("ep", p.ep),
-            etp: axis("etp", p.etp),
+            etp: p.etp,
             sequence: Some(p.sequence),
             micro_batch: Some(train.micro_batch),
             recompute: Some(Recompute::of(memory)),
             offload: Some(if memory.offload_optimizer { Offload::Optimizer } else { Offload::None }),
             split: p.split.clone(),
+            auto: p.auto,
         }
     }
 
     /// This request, and what `other` says where this one is silent; axes only together, as they must fit each other.
     pub fn or(self, other: LayoutRequest) -> LayoutRequest {
-        let axes = if self.names_axes() { self.clone() } else { other.clone() };
+        let auto = self.auto || other.auto;
+        let axes = if self.names_axes() { self.clone() } else { LayoutRequest { auto, ..other.clone() } };
         LayoutRequest {
             sequence: self.sequence.or(other.sequence),
             micro_batch: self.micro_batch.or(other.micro_batch),
@@ -325,10 +355,29 @@ impl LayoutRequest {
 
     /// Whether the user fixed anything that decides where weights lie.
     pub fn names_axes(&self) -> bool {
-        [self.tp, self.cp, self.dp, self.pp, self.vpp, self.ep, self.etp].iter().any(Option::is_some) || !self.split.is_empty()
+        !self.given().is_empty()
     }
 
-    /// The whole layout: absent axes are 1, `dp` what is left of the devices, `etp` as `tp`.
+    /// The axes given, as `--layout` takes them.
+    pub fn given(&self) -> Vec<String> {
+        let axes =
+            [("tp", self.tp), ("pp", self.pp), ("vpp", self.vpp), ("ep", self.ep), ("etp", self.etp), ("cp", self.cp), ("dp", self.dp)];
+        let split: Vec<String> = self.split.iter().map(usize::to_string).collect();
+        let split = (!split.is_empty()).then(|| format!("split={}", split.join("/")));
+        axes.into_iter().filter_map(|(name, size)| size.map(|size| format!("{name}={size}"))).chain(split).collect()
+    }
+
+    /// Whether the layout is to be searched: nothing is fixed, or not everything.
+    pub fn is_searched(&self) -> bool {
+        self.auto || !self.names_axes()
+    }
+
+    /// The ranks that the axes given multiply to; none where that is more than can be counted.
+    pub fn ranks(&self) -> Option<usize> {
+        [self.tp, self.cp, self.pp, self.dp].iter().try_fold(1usize, |all, n| all.checked_mul(n.unwrap_or(1)))
+    }
+
+    /// The whole layout: absent axes are 1, `dp` what is left of the devices, `etp` as [`expert_tensor`] has it.
     pub fn complete(&self, gpus: usize, has_experts: bool) -> Layout {
         let one = |value: Option<usize>| value.unwrap_or(1);
         let (tp, cp, pp, ep) = (one(self.tp), one(self.cp), one(self.pp), one(self.ep));
@@ -340,7 +389,7 @@ impl LayoutRequest {
             pp,
             vpp: one(self.vpp),
             ep,
-            etp: self.etp.unwrap_or(if has_experts { tp } else { 1 }),
+            etp: expert_tensor(self.etp, tp, has_experts),
             sequence: self.sequence.unwrap_or(true),
             micro_batch: one(self.micro_batch),
             recompute: self.recompute.unwrap_or(Recompute::None),
@@ -349,16 +398,18 @@ impl LayoutRequest {
         }
     }
 
-    /// The layout as the engine runs it (`etp` is 1 unless given) over `ranks` ranks; absent: as many as the axes multiply to.
+    /// The layout over `ranks` ranks; absent: as many as the axes multiply to.
     ///
     /// # Errors
-    /// When the axes do not make up the ranks, or those of experts do not fold into the ranks of a stage.
-    pub fn over(&self, ranks: Option<usize>, origin: &str) -> Result<Layout> {
-        let fixed = [self.tp, self.cp, self.pp, self.dp].iter().try_fold(1usize, |all, n| all.checked_mul(n.unwrap_or(1)));
-        let Some(ranks) = ranks.or(fixed) else {
+    /// When the axes do not make up the ranks, those of experts do not fold into the ranks of a stage, or some are to be searched.
+    pub fn over(&self, ranks: Option<usize>, has_experts: bool, origin: &str) -> Result<Layout> {
+        if self.auto {
+            return Err(Error::key(origin, "auto", "nothing is searched here", "Give the axes; temper plan --layout auto finds them."));
+        }
+        let Some(ranks) = ranks.or(self.ranks()) else {
             return Err(Error::key(origin, "tp x cp x dp x pp", "more ranks than can be counted", "Take smaller axes."));
         };
-        let layout = self.complete(ranks, false);
+        let layout = self.complete(ranks, has_experts);
         let Layout { tp, cp, dp, pp, ep, etp, .. } = layout;
         let axes = format!("tp {tp} x cp {cp} x dp {dp} x pp {pp}");
         if [tp, cp, dp, pp].iter().try_fold(1usize, |all, n| all.checked_mul(*n)) != Some(ranks) {
@@ -366,8 +417,24 @@ impl LayoutRequest {
         }
         if !ep.checked_mul(etp).is_some_and(|n| layout.stage_ranks().is_multiple_of(n)) {
             let found = format!("ep {ep} x etp {etp} does not divide the {} ranks of a stage", layout.stage_ranks());
-            return Err(Error::key(origin, &axes, found, "Experts fold into these ranks and do not multiply them: take a smaller ep."));
+            return Err(Error::key(
+                origin,
+                &axes,
+                found,
+                "Experts fold into these ranks and do not multiply them: take a smaller ep, or etp=1.",
+            ));
         }
         Ok(layout)
     }
+}
+
+/// Layers of each stage, joined by `/`.
+fn split(value: &str, origin: &str) -> Result<Vec<usize>> {
+    let all: Option<Vec<usize>> = value.split('/').map(|n| n.parse().ok().filter(|n| *n > 0)).collect();
+    all.ok_or_else(|| {
+        let numbers: Vec<&str> = value.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()).collect();
+        let example = if numbers.len() > 1 { numbers.join("/") } else { "2/1".to_string() };
+        let remedy = format!("Expected the layers of each stage, whole numbers of at least 1 joined by /: split={example}.");
+        Error::key(origin, "split", format!("found {value:?}"), remedy)
+    })
 }

@@ -26,6 +26,8 @@ mod shard;
 mod stages;
 pub mod svg;
 pub mod time;
+pub mod units;
+mod waste;
 
 pub use advice::{Advice, advise};
 pub use check::{Problem, Rule, check, nearest};
@@ -39,3 +41,4 @@ pub use plan::{Beside, Checkpoint, Heaviest, Plan, Refused, Run, StagePlan, layo
 pub use search::{Candidate, Found, Space, search};
 pub use shard::{RankParams, rank_params};
 pub use stages::{Stage, stages};
+pub use waste::waste;

@@ -24,7 +24,7 @@ pub struct Run {
     pub cluster: Cluster,
     /// What is trained on.
     pub job: Job,
-    /// What the user fixes of the layout; with none of the axes the best is searched.
+    /// What the user fixes of the layout; what [`LayoutRequest::is_searched`] leaves open is searched.
     pub wish: LayoutRequest,
     /// What libraries take.
     pub overheads: Overheads,
@@ -131,6 +131,8 @@ pub struct Refused {
     pub problems: Vec<Problem>,
     /// Legal layouts close to it.
     pub nearest: Vec<Layout>,
+    /// Whether the model has experts, which decides how layouts are told.
+    pub has_experts: bool,
 }
 
 /// Answers a question.
@@ -138,13 +140,13 @@ pub struct Refused {
 /// # Errors
 /// The constraints that the user's layout breaks, with the nearest legal ones; also when no layout at all is legal.
 pub fn plan(run: Run) -> Result<Plan, Box<Refused>> {
-    let given = run.wish.names_axes();
+    let given = !run.wish.is_searched();
     let has_experts = run.network.arch.moe.is_some();
     let asked = run.wish.complete(run.cluster.gpus, has_experts);
     if given {
         refuse_illegal(&run, &asked)?;
     }
-    // With free axes the search keeps the user's settings of memory; a given layout is compared with the best of all.
+    // The search holds what the user gives; a given layout is compared with the best of all.
     let free = if given { LayoutRequest::default() } else { run.wish.clone() };
     let found = search(&run.space(), &free);
     let layout = if given { best_setting(&run, &asked)? } else { chosen(&run, &found, &asked)? };
@@ -161,7 +163,7 @@ fn refuse_illegal(run: &Run, layout: &Layout) -> Result<(), Box<Refused>> {
 
 fn refused(run: &Run, layout: &Layout, problems: Vec<Problem>) -> Box<Refused> {
     let nearest = nearest(&run.network, &run.cluster, &run.job, layout, 3);
-    Box::new(Refused { layout: layout.clone(), problems, nearest })
+    Box::new(Refused { layout: layout.clone(), problems, nearest, has_experts: run.network.arch.moe.is_some() })
 }
 
 fn stages_of(run: &Run, layout: &Layout) -> Result<Vec<Stage>, Box<Refused>> {
@@ -187,8 +189,10 @@ fn best_setting(run: &Run, layout: &Layout) -> Result<Layout, Box<Refused>> {
     let fastest = |fits: &dyn Fn(&Candidate) -> bool| {
         all.iter().filter(|c| fits(c)).max_by(|a, b| a.time.tokens_per_s_per_gpu.total_cmp(&b.time.tokens_per_s_per_gpu))
     };
+    let memory = space.cluster.device.memory_bytes();
     let chosen = fastest(&|c| c.skewed <= space.limit())
-        .or_else(|| fastest(&|c| c.peak <= space.limit()))
+        .or_else(|| fastest(&|c| c.skewed <= memory))
+        .or_else(|| fastest(&|c| c.peak <= memory))
         .or_else(|| all.iter().min_by(|a, b| a.peak.total_cmp(&b.peak)));
     Ok(chosen.map_or_else(|| layout.clone(), |c| c.layout.clone()))
 }
@@ -290,18 +294,33 @@ fn checkpoint(run: &Run, layout: &Layout, list: &[Stage]) -> Checkpoint {
 
 impl Plan {
     /// Memory of a device.
-    pub fn limit(&self) -> f64 {
+    pub fn capacity(&self) -> f64 {
         self.run.cluster.device.memory_bytes()
+    }
+
+    /// Bytes of a device that a chosen layout leaves free.
+    pub fn reserve(&self) -> f64 {
+        self.run.space().reserve()
+    }
+
+    /// The peak of the heaviest rank, with routing skewed where there are experts.
+    pub fn worst(&self) -> f64 {
+        self.heaviest.skewed_peak_bytes.max(self.heaviest.peak_bytes) as f64
     }
 
     /// Whether the heaviest rank fits with balanced routing.
     pub fn fits(&self) -> bool {
-        self.heaviest.peak_bytes as f64 <= self.limit()
+        self.heaviest.peak_bytes as f64 <= self.capacity()
     }
 
     /// Whether it fits when the busiest expert rank gets `job.skew` times its share.
     pub fn fits_skewed(&self) -> bool {
-        self.heaviest.skewed_peak_bytes as f64 <= self.limit()
+        self.worst() <= self.capacity()
+    }
+
+    /// Whether it also leaves the reserve free.
+    pub fn keeps_reserve(&self) -> bool {
+        self.worst() <= self.run.space().limit()
     }
 
     /// MFU of a speed that was measured, in tokens a second and device.
@@ -311,7 +330,7 @@ impl Plan {
 
     /// How another layout differs from this one in time, or why it cannot be had.
     pub fn why_not(&self, candidate: &Candidate) -> String {
-        crate::advice::compare(&self.time, candidate, self.limit())
+        crate::advice::compare(&self.time, candidate, &self.run.space())
     }
 
     /// Length of the run in days, when its steps are known.
@@ -325,6 +344,7 @@ impl Plan {
         json!({
             "fits": self.fits(),
             "fits_skewed": self.fits_skewed(),
+            "keeps_reserve": self.keeps_reserve(),
             "account": job.account,
             "model": {
                 "name": network.name, "family": network.family, "params": network.total, "active_params": network.active,
@@ -333,9 +353,14 @@ impl Plan {
             "job": job,
             "cluster": self.run.cluster,
             "layout": layout_json(&self.layout),
+            "turns": {
+                "micro_batches": self.layout.micro_batches(job.global_batch), "a_replica": self.layout.turns(job.global_batch).real,
+                "with_fillers": self.layout.turns(job.global_batch).all,
+            },
             "searched": self.searched,
             "heaviest": self.heaviest,
-            "limit_bytes": self.limit() as u64,
+            "limit_bytes": self.capacity() as u64,
+            "reserve_bytes": self.reserve() as u64,
             "stages": self.stages.iter().map(|s| json!({
                 "stage": s.stage.index, "layers": s.stage.layers, "params": s.params.total(), "params_by_part": s.params,
                 "peak_bytes": s.memory.total().round(), "skewed_peak_bytes": s.skewed.total().round(),

@@ -1,8 +1,8 @@
 //! The search: every legal layout, the fastest that fits.
 //!
-//! It is exhaustive over tp, cp, pp, vpp, ep, etp, dp and the micro-batch. Two facts spare work without changing the answer:
-//! memory never falls with the micro-batch, and of two settings of recomputation the one that recomputes less is faster and
-//! larger. So a mesh that does not fit at its leanest is left at once, and of the settings only the first that fits counts.
+//! It is exhaustive over tp, cp, pp, vpp, ep, etp, dp and the micro-batch. One fact spares work without changing the answer: of two
+//! settings of recomputation the one that recomputes less is faster and larger. So what does not fit at its leanest is left at once, and
+//! of the settings only the first that fits counts. What the user gives is held, also beyond the limits of the search.
 
 use crate::check::{check, divisors, meshes};
 use crate::cluster::Cluster;
@@ -75,9 +75,14 @@ impl Space<'_> {
         (balanced, skewed)
     }
 
-    /// Memory of a device.
+    /// Bytes that a chosen layout may take of a device.
     pub fn limit(&self) -> f64 {
-        self.cluster.device.memory_bytes()
+        self.cluster.device.memory_bytes() - self.reserve()
+    }
+
+    /// Bytes of a device that a chosen layout leaves free.
+    pub fn reserve(&self) -> f64 {
+        self.cluster.device.memory_bytes() * self.overheads.reserve
     }
 }
 
@@ -109,19 +114,19 @@ fn pipelines(layers: usize, pp: usize, wish: &LayoutRequest) -> Vec<(usize, Vec<
     } else if !layers.is_multiple_of(pp) {
         all.push((1, balanced_split(layers, pp)));
     } else {
-        let most = if pp > 1 { MOST_VIRTUAL } else { 1 };
+        let most = if pp > 1 { wish.vpp.unwrap_or(MOST_VIRTUAL) } else { 1 };
         all.extend(divisors(layers / pp).into_iter().filter(|v| *v <= most).map(|v| (v, Vec::new())));
     }
     all.retain(|(vpp, _)| wish.vpp.is_none_or(|w| w == *vpp));
     all
 }
 
-/// Expert axes of a mesh: ep divides the experts, etp divides tp, and both fold into the stage.
+/// Expert axes of a mesh: ep divides the experts, etp divides tp unless the user gives another, and both fold into the stage.
 fn expert_meshes(network: &Network, tp: usize, stage_ranks: usize, wish: &LayoutRequest) -> Vec<(usize, usize)> {
     let Some(moe) = &network.arch.moe else { return vec![(1, 1)] };
-    let etps = divisors(tp).into_iter().filter(|etp| moe.intermediate.is_multiple_of(*etp) && wish.etp.is_none_or(|w| w == *etp));
+    let etps = wish.etp.map_or_else(|| divisors(tp), |one| vec![one]);
     let mut all = Vec::new();
-    for etp in etps {
+    for etp in etps.into_iter().filter(|etp| moe.intermediate.is_multiple_of(*etp) && stage_ranks.is_multiple_of(*etp)) {
         let eps = divisors(stage_ranks / etp).into_iter().filter(|ep| moe.experts.is_multiple_of(*ep) && wish.ep.is_none_or(|w| w == *ep));
         all.extend(eps.map(|ep| (ep, etp)));
     }
@@ -131,9 +136,11 @@ fn expert_meshes(network: &Network, tp: usize, stage_ranks: usize, wish: &Layout
 /// The best micro-batch, recomputation and off-loading of one choice of axes.
 fn try_mesh(space: &Space, wish: &LayoutRequest, mesh: &Layout, found: &mut Found) {
     let Ok(stages) = stages(space.network, mesh) else { return }; // `check` refuses it too
-    let sequences = space.job.global_batch / mesh.dp;
-    let batches = divisors(sequences).into_iter().filter(|n| *n <= MOST_MICRO_BATCH && wish.micro_batch.is_none_or(|w| w == *n));
-    let mut best: Option<Candidate> = None;
+    let batches = match wish.micro_batch {
+        Some(one) => vec![one],
+        None => divisors(space.job.global_batch).into_iter().take_while(|n| *n <= MOST_MICRO_BATCH).collect(),
+    };
+    let (mut best, mut too_large): (Option<Candidate>, bool) = (None, false);
     for micro_batch in batches {
         let layout = Layout { micro_batch, ..mesh.clone() };
         if !check(space.network, space.cluster, space.job, &layout).is_empty() {
@@ -143,8 +150,11 @@ fn try_mesh(space: &Space, wish: &LayoutRequest, mesh: &Layout, found: &mut Foun
         let leanest = settings.iter().max().map(|s| layout.with(*s));
         if let Some(leanest) = leanest.filter(|lean| space.peaks(lean, &stages).1 > space.limit()) {
             found.tried += 1;
-            keep_too_large(space.candidate(&leanest, &stages), found);
-            break; // a larger micro-batch needs more
+            if !too_large {
+                keep_too_large(space.candidate(&leanest, &stages), found);
+            }
+            too_large = true;
+            continue; // a larger micro-batch may need less where it makes fewer in flight
         }
         for offload in [Offload::None, Offload::Optimizer] {
             let fits = settings.iter().filter(|s| s.0 == offload).map(|s| layout.with(*s)).find(|one| {

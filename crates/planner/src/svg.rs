@@ -4,6 +4,7 @@
 
 use crate::memory::Purpose;
 use crate::plan::Plan;
+use crate::units::{Unit, bytes};
 use std::fmt::Write;
 
 const WIDTH: f64 = 960.0;
@@ -41,8 +42,9 @@ pub fn picture(plan: &Plan) -> String {
          font-family=\"system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif\" font-size=\"13\" fill=\"{GREY}\">"
     );
     title(&mut out, plan);
-    let most = plan.stages.iter().map(|s| s.skewed.total().max(s.memory.total())).fold(plan.limit(), f64::max);
-    let scale = Scale { top: (most / 1e9 * 1.08).max(1e-3) };
+    let most = plan.stages.iter().map(|s| s.skewed.total().max(s.memory.total())).fold(plan.capacity(), f64::max);
+    let unit = Unit::of_bytes(most);
+    let scale = Scale { unit, top: (unit.of(most) * 1.08).max(1e-3) };
     scale.grid(&mut out);
     bars(&mut out, plan, &scale);
     limit(&mut out, plan, &scale);
@@ -52,13 +54,18 @@ pub fn picture(plan: &Plan) -> String {
 }
 
 struct Scale {
-    /// GB at the top edge.
+    unit: Unit,
+    /// What is at the top edge, in the unit.
     top: f64,
 }
 
 impl Scale {
-    fn y(&self, gb: f64) -> f64 {
-        BOTTOM - gb / self.top * (BOTTOM - TOP)
+    fn y(&self, bytes: f64) -> f64 {
+        self.at(self.unit.of(bytes))
+    }
+
+    fn at(&self, value: f64) -> f64 {
+        BOTTOM - value / self.top * (BOTTOM - TOP)
     }
 
     fn grid(&self, out: &mut String) {
@@ -66,17 +73,21 @@ impl Scale {
         let magnitude = 10f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].iter().map(|f| f * magnitude).find(|s| *s >= rough).unwrap_or(rough);
         for i in 0..12 {
-            let gb = f64::from(i) * step;
-            if gb > self.top {
+            let value = f64::from(i) * step;
+            if value > self.top {
                 break;
             }
-            let y = self.y(gb);
+            let y = self.at(value);
             let _ = writeln!(out, "<path d=\"M{LEFT} {y:.1}H{RIGHT}\" stroke=\"{GREY}\" stroke-opacity=\"0.22\"/>");
-            let label = if step < 1.0 { format!("{gb:.2}") } else { format!("{gb:.0}") };
+            let label = if step < 1.0 { format!("{value:.2}") } else { format!("{value:.0}") };
             let _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", LEFT - 9.0, y + 4.5);
         }
         let middle = (TOP + BOTTOM) / 2.0;
-        let _ = writeln!(out, "<text transform=\"translate(20 {middle}) rotate(-90)\" text-anchor=\"middle\">GB of a rank</text>");
+        let _ = writeln!(
+            out,
+            "<text transform=\"translate(20 {middle}) rotate(-90)\" text-anchor=\"middle\">{} of a rank</text>",
+            self.unit.name
+        );
         let across = (LEFT + RIGHT) / 2.0;
         let _ = writeln!(out, "<text x=\"{across}\" y=\"{}\" text-anchor=\"middle\">pipeline stage</text>", HEIGHT - 16.0);
     }
@@ -86,8 +97,8 @@ fn title(out: &mut String, plan: &Plan) {
     let name = escape(&format!("{} on {} x {}", plan.run.network.name, plan.run.cluster.gpus, plan.run.cluster.device.name));
     let _ = writeln!(out, "<text x=\"{LEFT}\" y=\"32\" font-size=\"18\" font-weight=\"600\">{name}</text>");
     let verdict = if plan.fits() { "fits" } else { "does not fit" };
-    let peak = plan.heaviest.peak_bytes as f64 / 1e9;
-    let line = format!("{} \u{b7} peak {peak:.1} GB on rank {}: {verdict}", plan.layout, plan.heaviest.rank);
+    let peak = bytes(plan.heaviest.peak_bytes as f64);
+    let line = format!("{} \u{b7} peak {peak} on rank {}: {verdict}", plan.layout, plan.heaviest.rank);
     let _ = writeln!(out, "<text x=\"{LEFT}\" y=\"56\">{}</text>", escape(&line));
 }
 
@@ -100,19 +111,19 @@ fn bars(out: &mut String, plan: &Plan, scale: &Scale) {
     for (i, stage) in shown.iter().enumerate() {
         let x = LEFT + slot * (i as f64 + 0.5) - wide / 2.0;
         let mut base = 0.0;
-        for (purpose, bytes) in stage.memory.parts() {
-            let gb = bytes / 1e9;
-            let (low, high) = (scale.y(base), scale.y(base + gb));
+        for (purpose, part) in stage.memory.parts() {
+            let (low, high) = (scale.y(base), scale.y(base + part));
             let _ = writeln!(
                 out,
-                "<rect x=\"{x:.1}\" y=\"{high:.1}\" width=\"{wide:.1}\" height=\"{:.1}\" fill=\"{}\"><title>{} {gb:.2} GB</title></rect>",
+                "<rect x=\"{x:.1}\" y=\"{high:.1}\" width=\"{wide:.1}\" height=\"{:.1}\" fill=\"{}\"><title>{} {}</title></rect>",
                 low - high,
                 colour(purpose),
-                purpose.name()
+                purpose.name(),
+                bytes(part)
             );
-            base += gb;
+            base += part;
         }
-        let skewed = stage.skewed.total() / 1e9;
+        let skewed = stage.skewed.total();
         if skewed > base * 1.001 {
             let y = scale.y(skewed);
             let _ = writeln!(
@@ -123,22 +134,26 @@ fn bars(out: &mut String, plan: &Plan, scale: &Scale) {
             );
         }
         let centre = x + wide / 2.0;
-        let _ =
-            writeln!(out, "<text x=\"{centre:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{base:.1}</text>", scale.y(base.max(skewed)) - 6.0);
+        let _ = writeln!(
+            out,
+            "<text x=\"{centre:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            scale.y(base.max(skewed)) - 6.0,
+            bytes(base)
+        );
         let _ = writeln!(out, "<text x=\"{centre:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>", BOTTOM + 20.0, stage.stage.index);
     }
 }
 
 fn limit(out: &mut String, plan: &Plan, scale: &Scale) {
-    let gb = plan.limit() / 1e9;
-    let y = scale.y(gb);
+    let y = scale.y(plan.capacity());
     let _ = writeln!(out, "<path d=\"M{LEFT} {y:.1}H{RIGHT}\" stroke=\"#e03131\" stroke-width=\"1.6\" stroke-dasharray=\"7 4\"/>");
     // On the line, at its right end: bars stand in the middle of their slots.
     let _ = writeln!(
         out,
-        "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#e03131\">{gb:.1} GB of a device</text>",
+        "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#e03131\">{} of a device</text>",
         RIGHT - 4.0,
-        y - 6.0
+        y - 6.0,
+        bytes(plan.capacity())
     );
 }
 
@@ -148,11 +163,11 @@ fn legend(out: &mut String, plan: &Plan) {
     let x = RIGHT + 12.0;
     for purpose in Purpose::ALL.into_iter().rev().filter(used) {
         let _ = writeln!(out, "<rect x=\"{x}\" y=\"{:.1}\" width=\"12\" height=\"12\" fill=\"{}\"/>", y - 10.5, colour(purpose));
-        let gb = plan.heaviest.by_purpose.of(purpose) / 1e9;
-        let _ = writeln!(out, "<text x=\"{}\" y=\"{y:.1}\">{} {gb:.1}</text>", x + 20.0, purpose.name());
+        let part = bytes(plan.heaviest.by_purpose.of(purpose));
+        let _ = writeln!(out, "<text x=\"{}\" y=\"{y:.1}\">{} {part}</text>", x + 20.0, purpose.name());
         y += 22.0;
     }
-    let _ = writeln!(out, "<text x=\"{x}\" y=\"{y:.1}\" font-size=\"11\">GB on rank {}</text>", plan.heaviest.rank);
+    let _ = writeln!(out, "<text x=\"{x}\" y=\"{y:.1}\" font-size=\"11\">on rank {}</text>", plan.heaviest.rank);
     if plan.layout.ep > 1 {
         let skew = plan.run.job.skew;
         let _ = writeln!(out, "<text x=\"{x}\" y=\"{:.1}\" font-size=\"11\">dashed: routing skewed {skew}x</text>", y + 18.0);

@@ -97,6 +97,9 @@ fn a_layout_reads_as_it_is_written() {
         ("sequence=1", "true or false"),
         ("offload=disk", "optimizer"),
         ("split=3//4", "whole number"),
+        ("split=2+1", "split=2/1"),
+        ("split=5-4-4", "split=5/4/4"),
+        ("split=0/3", "at least 1"),
         ("tp=é", "whole number"),
     ] {
         let error = LayoutRequest::parse(text, "--layout").unwrap_err().to_string();
@@ -104,12 +107,14 @@ fn a_layout_reads_as_it_is_written() {
     }
 }
 
-/// The engine's reading: etp is 1 unless given, and the axes must make up the ranks.
+/// etp is tp unless given, where there are experts, and the axes must make up the ranks.
 #[test]
 fn a_layout_is_laid_over_ranks() {
-    let over = |text: &str, ranks| LayoutRequest::parse(text, "--layout").unwrap().over(ranks, "--layout");
+    let over = |text: &str, ranks| LayoutRequest::parse(text, "--layout").unwrap().over(ranks, true, "--layout");
     let l = over("tp=2, pp=2,ep=4", Some(16)).unwrap();
-    assert_eq!((l.tp, l.cp, l.dp, l.pp, l.ep, l.etp), (2, 1, 4, 2, 4, 1));
+    assert_eq!((l.tp, l.cp, l.dp, l.pp, l.ep, l.etp), (2, 1, 4, 2, 4, 2));
+    assert_eq!(over("tp=2,pp=2,ep=4,etp=1", Some(16)).unwrap().etp, 1);
+    assert_eq!(LayoutRequest::parse("tp=2", "").unwrap().over(None, false, "").unwrap().etp, 1, "there is no expert to divide");
     assert_eq!(over("", Some(3)).unwrap().dp, 3);
     assert_eq!(over("tp=2,cp=3", None).unwrap().world(), 6);
     for (text, ranks, words) in [
@@ -117,6 +122,8 @@ fn a_layout_is_laid_over_ranks() {
         ("tp=2,dp=4", Some(16), "does not make up 16"),
         ("ep=3", Some(16), "does not divide the 16"),
         ("tp=2,ep=4", None, "does not divide the 2"),
+        ("tp=2,ep=2", Some(2), "or etp=1"),
+        ("tp=2,auto", Some(2), "nothing is searched here"),
         ("tp=4294967296,cp=4294967296", Some(16), "does not make up"),
         ("tp=4294967296,cp=4294967296", None, "more ranks than"),
     ] {
@@ -142,9 +149,10 @@ fn every_rule_is_told_with_its_numbers() {
         (moe, 8, "pp=2,split=40/9", 64, Rule::Split, "49 layers"),
         (moe, 8, "pp=2,split=48/0", 64, Rule::Zero, ""),
         (moe, 8, "vpp=2", 64, Rule::Interleaving, "without a pipeline"),
-        (moe, 8, "pp=4,vpp=2", 36, Rule::Interleaving, "18 micro-batches"),
-        (moe, 8, "mb=3", 64, Rule::Batch, "multiple of 24"),
+        (moe, 8, "mb=3", 64, Rule::Batch, "take 63 or 66"),
         (moe, 8, "pp=8", 4, Rule::MicroBatches, "global batch of at least 8"),
+        (moe, 8, "pp=4,mb=2", 12, Rule::MicroBatches, "global batch of at least 14"),
+        (moe, 8, "pp=4,vpp=2", 3, Rule::MicroBatches, "2 micro-batches for 4 stages"),
     ] {
         if rule == Rule::Zero {
             assert!(LayoutRequest::parse(text, "").is_err());
@@ -155,8 +163,16 @@ fn every_rule_is_told_with_its_numbers() {
         let found = problems.iter().find(|p| p.rule == rule).unwrap_or_else(|| panic!("{text}: {problems:?}"));
         assert!(found.to_string().contains(said), "{text}: {found}");
     }
-    let odd = check(&network(moe), &cluster("h100", 8), &Job::new(4097, 64), &layout("tp=2", 8, true));
-    assert_eq!(odd.iter().map(|p| p.rule).collect::<Vec<_>>(), [Rule::Sequence]);
+}
+
+/// Batches, groups of an interleaved schedule and sequences that do not divide are completed by fillers in a run, and so they are planned.
+#[test]
+fn what_fillers_complete_is_legal() {
+    let network = network("Qwen3-30B-A3B");
+    for (text, seq, batch) in [("tp=2", 4097, 64), ("cp=4,tp=2", 4099, 64), ("dp=8", 4096, 30), ("dp=8", 4096, 3), ("pp=4,vpp=2", 4096, 36)]
+    {
+        assert_eq!(check(&network, &cluster("h100", 8), &Job::new(seq, batch), &layout(text, 8, true)), [], "{text}");
+    }
 }
 
 #[test]

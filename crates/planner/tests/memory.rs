@@ -193,3 +193,49 @@ fn the_memory_of_a_rank_is_that_of_its_stage() {
     assert_eq!(rank_memory(&q, &list, 64, 1.0), None);
     assert!(rank_memory(&q, &list, 0, 2.0).unwrap().total() > rank_memory(&q, &list, 0, 1.0).unwrap().total());
 }
+
+/// The schedule played through with the same routing everywhere is the account by formula, for every rank.
+#[test]
+fn a_step_played_through_is_the_account() {
+    for (model, gpus, text, batch) in [
+        ("Qwen3-30B-A3B", 8, "ep=8", 16),
+        ("Qwen3-30B-A3B", 16, "tp=2,pp=4,ep=2,etp=2", 8),
+        ("Qwen3-30B-A3B", 16, "pp=4,vpp=3,ep=4,recompute=full", 20),
+        ("Qwen3-30B-A3B", 8, "pp=2,vpp=2,ep=4,etp=1,recompute=selective", 5),
+        ("Qwen3-8B", 8, "pp=4,vpp=3,tp=2,etp=1", 6),
+        ("Qwen3.6-35B-A3B", 8, "ep=4,pp=2,recompute=moe", 8),
+    ] {
+        let network = network(model);
+        let (job, l) = (Job::new(4096, batch), layout(text, gpus));
+        let (q, list) = (question(&network, &job, &l), stages(&network, &l).unwrap());
+        for skew in [1.0, 1.7] {
+            for rank in 0..gpus {
+                let played = routed_memory(&q, &list, rank, &vec![skew; 10_000]).unwrap();
+                let account = rank_memory(&q, &list, rank, skew).unwrap();
+                for purpose in Purpose::ALL {
+                    near(played.of(purpose), account.of(purpose), 1e-9);
+                }
+            }
+        }
+    }
+    // One busy layer keeps its own rows beyond its share.
+    let network = network("Qwen3-30B-A3B");
+    let (job, l) = (Job::new(4096, 8), layout("ep=8,dp=8", 8));
+    let (q, list) = (question(&network, &job, &l), stages(&network, &l).unwrap());
+    let busy = |at: usize| {
+        let skews: Vec<f64> = (0..48).map(|layer| if layer == at { 2.0 } else { 1.0 }).collect();
+        routed_memory(&q, &list, 0, &skews).unwrap().of(Purpose::Moe)
+    };
+    let balanced = rank_memory(&q, &list, 0, 1.0).unwrap().of(Purpose::Moe);
+    let row = 2.0 * (2048.0 + 2.0 * 768.0);
+    near(busy(3) - balanced, 4096.0 * 8.0 * row, 1e-9);
+    // With full recomputation only inputs are kept: a busy last layer is as heavy as if all were, an early one is not.
+    let l = layout("ep=8,dp=8,recompute=full", 8);
+    let q = question(&network, &job, &l);
+    let full = |at: usize| {
+        let once = (0..48).map(|layer| if layer == at { 2.0 } else { 1.0 });
+        routed_memory(&q, &list, 0, &once.clone().chain(once.rev()).collect::<Vec<f64>>()).unwrap().total()
+    };
+    near(full(47), rank_memory(&q, &list, 0, 2.0).unwrap().total(), 1e-12);
+    assert!(full(47) > full(3) && full(3) >= rank_memory(&q, &list, 0, 1.0).unwrap().total());
+}

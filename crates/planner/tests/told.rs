@@ -107,6 +107,7 @@ fn every_explanation_adds_up_to_the_figure_of_the_plan() {
                 "kv_cache" => plan.stages[h.stage].phases.kv_cache,
                 "write" => plan.checkpoint.write_s,
                 "pause" => plan.checkpoint.pause_s,
+                "reserve" => 0.05 * plan.run.cluster.device.memory_bytes(),
                 "days" => plan.days().unwrap(),
                 "cp" => t.comm[Axis::Cp as usize],
                 "expert_dp" => plan.layout.expert_dp() as f64,

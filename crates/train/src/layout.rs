@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use std::fmt;
 use temper_comm::{Axes, Mesh, World};
-use temper_config::{Arch, Parallel};
+use temper_config::{Arch, Parallel, expert_tensor};
 use temper_model::{AxisRank, Portion, Ranks, Seat};
 use temper_parallel::Stages;
 
@@ -26,11 +26,11 @@ impl Layout {
         Layout { axes: Axes::default(), sequence: false, vpp: 1, split: Vec::new() }
     }
 
-    /// The layout of a configuration for a job of `ranks`.
+    /// The layout of a configuration for a job of `ranks`; `has_experts` decides what `etp` is unless given ([`expert_tensor`]).
     ///
     /// # Errors
     /// When the axes do not multiply to the ranks, or the expert axes do not divide the ranks of a stage.
-    pub fn new(p: &Parallel, ranks: usize) -> Result<Layout> {
+    pub fn new(p: &Parallel, ranks: usize, has_experts: bool) -> Result<Layout> {
         let others = p.tp * p.cp * p.pp;
         let dp = p.dp.unwrap_or((ranks / others).max(1));
         let found = format!("tp {} x cp {} x dp {dp} x pp {}", p.tp, p.cp, p.pp);
@@ -42,13 +42,15 @@ impl Layout {
             return Err(Error::Input(format!("[parallel]: {found} = {} ranks, but the job has {ranks}. {remedy}", others * dp)));
         }
         let stage = ranks / p.pp;
-        if !stage.is_multiple_of(p.ep * p.etp) {
+        let etp = expert_tensor(p.etp, p.tp, has_experts);
+        if !stage.is_multiple_of(p.ep * etp) {
+            let remedy = "Experts fold into these ranks and do not multiply them: take a smaller ep, or etp = 1";
             return Err(Error::Input(format!(
-                "[parallel]: ep {} x etp {} does not divide the {stage} ranks of a stage ({found}). Experts fold into these ranks and do not multiply them: take a smaller ep",
-                p.ep, p.etp
+                "[parallel]: ep {} x etp {etp} does not divide the {stage} ranks of a stage ({found}). {remedy}",
+                p.ep
             )));
         }
-        let axes = Axes { tp: p.tp, cp: p.cp, dp, pp: p.pp, ep: p.ep, etp: p.etp };
+        let axes = Axes { tp: p.tp, cp: p.cp, dp, pp: p.pp, ep: p.ep, etp };
         Ok(Layout { axes, sequence: p.sequence, vpp: p.vpp, split: p.split.clone() })
     }
 

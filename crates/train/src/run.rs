@@ -120,7 +120,7 @@ impl Run {
                 "train.epochs: {samples} samples at these source weights make no step at all. Raise train.epochs or the weights in data.train, or give train.steps"
             )));
         }
-        let layout = Layout::new(&config.parallel, world.size())?;
+        let layout = Layout::new(&config.parallel, world.size(), source.arch.moe.is_some())?;
         let ranks = layout.ranks(world, &source.arch)?;
         let portion = layout.portion(&source.arch, &ranks)?;
         setup::announce_attention(&*ops, &portion.seat.arch(&source.arch)?, precision, &loader.batch(0));

@@ -10,14 +10,14 @@ use temper_comm::{Comm, Reduce};
 use temper_config::LossReduction;
 use temper_data::{MicroBatch, StepBatch};
 use temper_model::Ranks;
+use temper_parallel::schedule::Turns;
 use temper_tensor::{Ops, View};
 
 /// The micro-batches of this rank's replica: every dp-th of `count`. All replicas have as many, and interleaved pipelines (`chunks` above
 /// one) a multiple of their stages: `None` stands for a filler.
 pub(crate) fn of_this_rank(ranks: &Ranks, count: usize, chunks: usize) -> Vec<Option<usize>> {
     let (dp, pp) = (ranks.mesh.axes.dp, ranks.mesh.axes.pp);
-    let each = count.div_ceil(dp).next_multiple_of(if chunks > 1 { pp } else { 1 });
-    (0..each).map(|i| Some(i * dp + ranks.mesh.replica()).filter(|i| *i < count)).collect()
+    (0..Turns::new(count, dp, pp, chunks).all).map(|i| Some(i * dp + ranks.mesh.replica()).filter(|i| *i < count)).collect()
 }
 
 /// Factor on the sum of weighted token losses of each micro-batch.

@@ -67,7 +67,10 @@ impl Job<'_> {
     fn axes(&self, ranks: usize) -> anyhow::Result<Axes> {
         let text = self.args.layout.as_deref().unwrap_or_default();
         let origin = format!("--layout {text}");
-        Ok(of_engine(&LayoutRequest::parse(text, &origin)?.over(Some(ranks), &origin)?).axes)
+        let asked = LayoutRequest::parse(text, &origin)?;
+        // There is no model: whoever names the axes of experts has some.
+        let has_experts = asked.ep.or(asked.etp).is_some();
+        Ok(of_engine(&asked.over(Some(ranks), has_experts, &origin)?).axes)
     }
 
     fn patience(&self) -> Duration {

@@ -9,7 +9,7 @@ use crate::args::{Bench as Command, BenchOps, BenchStep, BenchSubject, Cli};
 use crate::backend::{self, Backend};
 use crate::exit::BadInput;
 use crate::launch;
-use crate::layout::{of_engine, place};
+use crate::layout::{divides, of_engine, place};
 use crate::out::{say, say_json};
 use crate::shortage::beside_plan;
 use crate::trace;
@@ -21,7 +21,7 @@ use std::{
 use temper_cluster::{Rendezvous, SUPERVISOR};
 use temper_comm::{Tcp, World, tcp};
 use temper_config::{Arch, Config};
-use temper_planner::LayoutRequest;
+use temper_planner::{LayoutRequest, Network};
 use temper_tensor::Rates;
 use temper_train::bench::{AsRank, Bench, Options, Placed, cut, document, operations};
 use temper_train::device::best_rates;
@@ -40,12 +40,12 @@ fn step(args: &BenchStep, cli: &Cli, started: Instant) -> anyhow::Result<()> {
     args.trace.as_deref().map_or(Ok(()), trace::check)?;
     let Some(text) = &args.layout else {
         let part = match args.as_rank.zip(args.of.as_deref()) {
-            Some((rank, text)) => Part::Alone(AsRank { rank, layout: layout(text, "--of")?, name: text.into() }),
+            Some((rank, text)) => Part::Alone(AsRank { rank, layout: layout(&args.subject, text, "--of")?, name: text.into() }),
             None => Part::Whole,
         };
         return measure(args, open(&args.subject, args.accumulate, part, cli, started)?);
     };
-    let layout = layout(text, "--layout")?;
+    let layout = layout(&args.subject, text, "--layout")?;
     let (found, world) = (Rendezvous::from_env().map_err(|e| BadInput(e.to_string()))?, layout.axes.world());
     let among = |me| {
         let ranks = Among { layout, me, name: text.clone() };
@@ -190,14 +190,17 @@ fn open(subject: &BenchSubject, accumulate: u32, part: Part, cli: &Cli, started:
     Ok((bench.map_err(|e| beside_plan(e.into(), || Ok(asked.planned())))?, asked))
 }
 
-/// A layout in the words of `temper plan`.
-fn layout(text: &str, origin: &str) -> anyhow::Result<Layout> {
+/// A layout in the words of `temper plan`, which the model can be divided by.
+fn layout(subject: &BenchSubject, text: &str, origin: &str) -> anyhow::Result<Layout> {
     let asked = LayoutRequest::parse(text, origin)?;
     if asked.micro_batch.is_some() || asked.recompute.is_some() || asked.offload.is_some() {
         let found = "mb, recompute and offload have options of their own here (--micro-batch, --recompute, --set)";
         return Err(BadInput(format!("{origin}: {found}")).into());
     }
-    Ok(of_engine(&asked.over(None, origin)?))
+    let network = Network::of(cut(arch(&subject.model)?, subject.layers)?, &subject.model)?;
+    let layout = asked.over(None, network.arch.moe.is_some(), origin)?;
+    divides(&network, &layout, origin)?;
+    Ok(of_engine(&layout))
 }
 
 /// The arguments as configuration keys; `--set` comes last and wins.

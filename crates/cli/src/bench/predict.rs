@@ -1,16 +1,16 @@
 //! What the planner says of a benchmark, beside what is measured.
 
 use crate::exit::BadInput;
-use crate::layout::{Place, job};
+use crate::layout::{Place, as_planned, job};
 use crate::shortage::{Planned, planned};
 use serde::Serialize;
 use temper_comm::Axes;
 use temper_config::{Arch, Config};
-use temper_planner::memory::{Memory, Purpose, Question, Skew, rank_memory};
+use temper_planner::memory::{Memory, Purpose, Question, rank_memory, routed_memory};
 use temper_planner::time::{alone, step_time};
-use temper_planner::{Cluster, Job, Layout, Network, Offload, Recompute, Stage, stages};
+use temper_planner::{Cluster, Job, Layout, Network, Stage, stages};
 use temper_tensor::Ops;
-use temper_train::bench::StepReport;
+use temper_train::bench::{Skew, StepReport};
 use temper_train::layout::Layout as Mesh;
 
 /// The planner's question about a benchmark.
@@ -73,21 +73,7 @@ impl Subject {
         let single = || Mesh { axes: Axes::default(), sequence: false, vpp: 1, split: Vec::new() };
         let (mesh, rank) = mesh.map_or_else(|| (single(), 0), |(mesh, rank)| (mesh.clone(), rank));
         let axes = mesh.axes;
-        let layout = Layout {
-            tp: axes.tp,
-            cp: axes.cp,
-            dp: axes.dp,
-            pp: axes.pp,
-            vpp: mesh.vpp,
-            ep: axes.ep,
-            etp: axes.etp,
-            sequence: mesh.sequence,
-            micro_batch: config.train.micro_batch,
-            recompute: Recompute::of(&config.memory),
-            // A processor's tensors are in the host's memory anyway.
-            offload: if config.memory.offload_optimizer && place.gpu { Offload::Optimizer } else { Offload::None },
-            split: mesh.split,
-        };
+        let layout = as_planned(&mesh, config, &place);
         let stages = stages(&network, &layout).map_err(|refusal| BadInput(refusal.to_string()))?;
         // A benchmark's batch is that of one replica, and a step of several ranks has as many for each.
         let job = Job { document, global_batch: config.train.global_batch * axes.dp, ..job(config, &place) };
@@ -96,14 +82,19 @@ impl Subject {
         Ok(Subject { network, cluster, job, layout, stages, rank, alone, place })
     }
 
-    fn memory(&self, skew: impl Into<Skew>) -> Memory {
+    /// With routing as it was measured, layer by layer; balanced where it is not known.
+    fn memory(&self, routing: Option<&Skew>) -> Memory {
         let question = Question { network: &self.network, job: &self.job, layout: &self.layout, overheads: self.place.overheads };
-        rank_memory(&question, &self.stages, self.rank, skew).unwrap_or_default()
+        let memory = match routing {
+            Some(skew) => routed_memory(&question, &self.stages, self.rank, &skew.layers),
+            None => rank_memory(&question, &self.stages, self.rank, 1.0),
+        };
+        memory.unwrap_or_default()
     }
 
     /// The plan of the rank, with balanced routing.
     pub fn planned(&self) -> Planned {
-        planned(self.rank, &self.layout, self.memory(1.0))
+        planned(self.rank, &self.layout, self.memory(None))
     }
 
     /// Refuses what does not fit, by more than the plan may be off.
@@ -112,7 +103,7 @@ impl Subject {
     /// Names the memory that there is, what is needed, and what makes it less.
     pub fn must_fit(&self, ops: &dyn Ops) -> Result<(), BadInput> {
         let capacity = ops.memory().map_or(0, |m| m.capacity) as f64;
-        let memory = self.memory(1.0);
+        let memory = self.memory(None);
         if capacity == 0.0 || memory.total() * (1.0 - TOLERANCE) <= capacity {
             return Ok(());
         }
@@ -131,8 +122,7 @@ impl Subject {
     /// The plan beside what was measured.
     pub fn beside(&self, report: &StepReport) -> Option<Beside> {
         let measured = report.memory.as_ref()?;
-        let skew = report.rank.as_ref().and_then(|rank| rank.skew).map_or(Skew::from(1.0), |s| Skew { mean: s.mean, most: s.most });
-        let plan = self.memory(skew);
+        let plan = self.memory(report.rank.as_ref().and_then(|rank| rank.skew.as_ref()));
         let sum = |purposes: &[Purpose]| purposes.iter().map(|p| plan.of(*p)).sum::<f64>();
         let peak = |name: &str| measured.peak.iter().find(|(known, _)| *known == name).map_or(0.0, |(_, bytes)| *bytes as f64);
         let mut memory: Vec<(&'static str, Held)> =

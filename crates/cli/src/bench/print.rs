@@ -34,7 +34,7 @@ pub fn step(report: &StepReport, plan: Option<&Beside>) -> String {
         let others = stood_in_ms.map_or("speeds are those of one of the ranks".to_string(), |ms| {
             format!("the other ranks are not there: the {:.2} ms a step that stand for their messages are left out of the time (not of the phases)", ms.median)
         });
-        let skew = skew.map_or(String::new(), |skew| {
+        let skew = skew.as_ref().map_or(String::new(), |skew| {
             format!("; its experts got {:.2} times their share of rows, at most {:.2}", skew.mean, skew.most)
         });
         let _ = writeln!(text, "measured    rank {rank} of {layout}: {params} parameters; {others}{skew}");

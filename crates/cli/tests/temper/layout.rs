@@ -29,6 +29,21 @@ fn a_layout_is_chosen_and_the_reason_kept() {
     crate::support::close(&losses("tp"), &losses("run"), 1e-5);
 }
 
+/// `parallel=auto` after an axis, or over one in the file, chooses the rest.
+#[test]
+fn given_axes_are_held_whatever_the_order() {
+    let case = Case::tiny();
+    case.write("config.toml", &format!("{}\n[parallel]\ntp = 2\n", case.read("config.toml")));
+    for (i, parallel) in [&["parallel=auto"][..], &["parallel.pp=1", "parallel=auto"]].into_iter().enumerate() {
+        let dir = format!("log.dir=run{i}");
+        sft(&case, &[parallel, &[&dir]].concat(), "2").ok();
+        let run = format!("run{i}");
+        let p = &case.json(&format!("{run}/config.resolved.json"))["config"]["parallel"];
+        assert_eq!((p["auto"].as_bool(), p["tp"].as_u64()), (Some(true), Some(2)), "{p}");
+        assert!(case.notices(&run).contains("tp=2"), "{}", case.notices(&run));
+    }
+}
+
 #[test]
 fn where_no_layout_is_legal_the_rule_is_named() {
     let case = Case::tiny();
@@ -54,6 +69,7 @@ fn a_layout_that_breaks_a_rule_is_refused_before_any_rank_begins() {
     // Replicas with different numbers of micro-batches are no fault.
     sft(&case, &["parallel.dp=3", "train.global_batch=4", "train.micro_batch=1"], "3").ok();
     assert!(!case.notices("run").contains("nothing to train"), "{}", case.notices("run"));
+    assert!(case.notices("run").contains("2 of 6 are fillers of one token"), "{}", case.notices("run"));
     sft(&case, &["parallel.dp=3", "train.global_batch=4", "train.micro_batch=2"], "3").ok();
     assert!(case.notices("run").contains("1 of 3 replicas have nothing to train: a step has 2 micro-batches"), "{}", case.notices("run"));
 }
@@ -75,4 +91,48 @@ fn absurdly_many_ranks_are_not_started() {
     sft(&case, &["parallel.dp=5000", "train.micro_batch=1"], "5000").exits(2);
     let bench = ["bench", "step", "../common/tiny-qwen3", "--seq", "16", "--layout", "dp=5000"];
     case.temper(&bench).exits(2).says(&["5000 ranks: one host starts at most 1024"]);
+}
+
+/// What cannot be divided is refused by the first process, in the words of sft.
+#[test]
+fn benchmarks_refuse_a_layout_before_any_rank_begins() {
+    let case = Case::tiny();
+    let bench = |layout: &str| case.temper(&["bench", "step", "../common/tiny-qwen3", "--seq", "16", "--layout", layout]).exits(2);
+    for (layout, rule) in [
+        ("tp=3", "tp 3 does not divide"),
+        ("pp=4", "stages for 2 layers"),
+        ("ep=2,dp=2", "ep 2 and etp 1 on a dense model"),
+        ("pp=2,split=1+1", "split=1/1"),
+        ("tp=2,auto", "nothing is searched here"),
+    ] {
+        let done = bench(layout).says(&["error: --layout: ", rule]);
+        assert_eq!(done.stderr.matches("error:").count(), 1, "{done:#?}");
+        assert!(!done.stderr.contains("rank 0"), "a rank began: {done:#?}");
+        case.temper(&["bench", "step", "../common/tiny-qwen3", "--seq", "16", "--as-rank", "0", "--of", layout])
+            .exits(2)
+            .says(&["error: --of: ", rule]);
+    }
+    bench("tp=3").says(&["cannot be run", "the nearest legal layouts:"]);
+    // Without a model the axes must still make up the ranks.
+    let comm = |layout: &str| case.temper(&["bench", "comm", "--transport", "tcp", "--ranks", "2", "--layout", layout]).exits(2);
+    comm("tp=3").says(&["does not make up 2 ranks"]);
+    comm("tp=2,ep=2").says(&["ep 2 x etp 2 does not divide the 2 ranks", "or etp=1"]);
+}
+
+/// etp that is not given is tp in a run too, where the model has experts, and the run says so.
+#[test]
+fn etp_follows_tp() {
+    let case = Case::tiny();
+    let moe = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/qwen3_moe");
+    let model = format!("model.path={moe}");
+    let init = ["model.init=random", "model.tokenizer=../common/tiny-qwen3", "parallel.tp=2"];
+    let with = |more: &[&str], ranks: &str| sft(&case, &[&[model.as_str()][..], &init, more].concat(), ranks);
+    with(&["parallel.ep=2"], "2").exits(2).says(&["etp 2 x ep 2 = 4 does not divide the 2 ranks of a stage", "etp=1"]);
+    with(&[], "2").ok();
+    let resolved = case.json("run/config.resolved.json");
+    assert_eq!(resolved["config"]["parallel"]["etp"], 2);
+    assert!(resolved["reasons"]["parallel.etp"].as_str().unwrap().contains("that of tp"), "{}", resolved["reasons"]["parallel.etp"]);
+    with(&["parallel.etp=1", "parallel.ep=2", "log.dir=whole"], "2").ok();
+    let losses = |run: &str| case.steps(run).iter().map(|s| s["loss"].as_f64().unwrap()).collect::<Vec<_>>();
+    crate::support::close(&losses("whole"), &losses("run"), 1e-5);
 }

@@ -127,6 +127,7 @@ fn a_configuration_and_the_same_flags_have_the_same_plan() {
     let of = |args: &[&str]| {
         let mut json = case.temper(&[&["plan"][..], args, &devices].concat()).ok().json();
         json["model"]["name"] = Value::Null; // a path is another from another folder
+        json["notes"] = Value::Null; // a configuration leaves more open
         json
     };
     let configured = of(&[&["config.toml"][..], &args].concat());
@@ -247,4 +248,133 @@ fn models_that_are_not_trained_yet_are_planned_and_the_engine_still_refuses_them
     let json = case.temper(&["plan", "--model", "hybrid", "--gpus", "8", "--json"]).ok().json();
     assert_eq!(number(&json, "/model/params"), 35_107_181_936.0);
     case.sft("config.toml", &["model.path=hybrid"]).exits(2).says(&["qwen3_5_moe", "not yet supported"]);
+}
+
+/// What a configuration leaves to its data is not needed, and said.
+#[test]
+fn a_configuration_is_planned_where_its_files_are_not() {
+    let case = Case::tiny();
+    let config = case.read("config.toml");
+    case.write("away.toml", &config.replace("train = [\"", "train = [\"/data/of/the/cluster/"));
+    case.temper(&["sft", "away.toml"]).exits(2).says(&["there is no file"]);
+    let here = case.temper(&["plan", "config.toml", "--json"]).ok().json();
+    let done = case.temper(&["plan", "away.toml", "--json"]).ok();
+    let away = done.json();
+    assert_eq!((&here["heaviest"], &here["step"], &here["layout"]), (&away["heaviest"], &away["step"], &away["layout"]));
+    case.temper(&["plan", "away.toml"]).ok().says(&["note: not here, and not needed for a plan: /data/of/the/cluster/"]);
+    // No number of steps without the data; and time for full sequences only.
+    let epochs = config.replace("steps = 4", "epochs = 2.0");
+    assert_ne!(epochs, config);
+    case.write("epochs.toml", &epochs);
+    case.temper(&["plan", "epochs.toml"]).ok().says(&[
+        "train.epochs = 2 makes depends on the data",
+        "--steps gives it",
+        "--mean-tokens says",
+    ]);
+    let known = case.temper(&["plan", "epochs.toml", "--steps", "7"]).ok().says(&["the run takes"]);
+    assert!(!known.stdout.contains("depends on the data"), "{}", known.stdout);
+    // A model that is elsewhere too is planned by a name that is known.
+    case.temper(&["plan", "away.toml", "--set", "model.path=models/of/ours"]).exits(2).says(&[
+        "model.path models/of/ours",
+        "--set model.path=NAME",
+        "Qwen3-8B",
+    ]);
+    let named = case.temper(&["plan", "away.toml", "--set", "model.path=Qwen3-8B", "--json"]).ok().json();
+    assert_eq!(number(&named, "/model/params"), 8_190_735_360.0);
+}
+
+#[test]
+fn a_plan_searches_what_a_run_searches() {
+    let case = Case::tiny();
+    let devices = ["--gpus", "4", "--gpu", "h200", "--json"];
+    let of = |sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|s| ["--set", *s]).collect();
+        case.temper(&[&["plan", "config.toml"][..], &sets, &devices].concat()).ok().json()
+    };
+    for sets in [&["parallel.auto=true", "parallel.tp=2"][..], &["parallel.tp=2", "parallel=auto"], &["parallel=auto", "parallel.tp=2"]] {
+        let json = of(sets);
+        assert_eq!((&json["searched"], &json["layout"]["tp"]), (&true.into(), &2.into()), "{sets:?}");
+        assert!(number(&json, "/tried") > 1.0);
+    }
+    case.write("tp.toml", &format!("{}\n[parallel]\ntp = 2\n", case.read("config.toml")));
+    let done = case.temper(&["plan", "tp.toml", "--set", "parallel=auto", "--gpus", "4", "--gpu", "h200"]).ok();
+    done.says(&["tried, tp=2 held)"]);
+    // On the command line the word auto does it.
+    case.temper(&["plan", "config.toml", "--layout", "tp=2,auto", "--gpus", "4", "--gpu", "h200"]).ok().says(&["tried, tp=2 held)"]);
+    // Without it, axes left out are 1.
+    assert_eq!(of(&["parallel.tp=2"])["searched"], false);
+}
+
+#[test]
+fn what_does_not_divide_is_planned_with_its_waste() {
+    let case = Case::tiny();
+    let base = ["plan", "--model", "Qwen3-8B", "--gpu", "h200", "--gpus", "8", "--layout", "dp=8", "--global-batch"];
+    case.temper(&with(&base, &["30"]))
+        .ok()
+        .says(&["4 micro-batches of 1 a replica", "2 of 32 are fillers of one token, which waste 6.2 % of the step"]);
+    case.temper(&with(&base, &["3"])).ok().says(&["5 of 8 replicas have nothing to train: a step has 3 micro-batches"]);
+    let long = ["plan", "--model", "Qwen3-8B", "--gpu", "h200", "--gpus", "8", "--layout", "tp=2,cp=2", "--seq", "4097"];
+    case.temper(&long).ok().says(&["4,097 tokens of a micro-batch are filled up with 7"]);
+}
+
+#[test]
+fn figures_have_units_that_suit_them() {
+    let case = Case::tiny();
+    let tiny = case.temper(&["plan", "config.toml", "--gpu", "h200", "--steps", "900000000000000"]).ok();
+    tiny.says(&["memory, MB", "time, us", " kB", "years"]);
+    let huge =
+        ["plan", "--model", "Qwen3-235B-A22B", "--gpus", "131072", "--gpu", "l40s", "--seq", "16777216", "--global-batch", "16777216"];
+    let huge = case.temper(&with(&huge, &["--layout", "tp=1", "--steps", "1000000"])).ok();
+    assert!(huge.stdout.lines().all(|line| !line.contains("0000000")), "{}", huge.stdout);
+    huge.says(&["years", " TB"]);
+}
+
+#[test]
+fn devices_and_their_number_are_assumed_aloud() {
+    let case = Case::tiny();
+    let done = case.temper(&["plan", "--model", "Qwen3-0.6B"]).ok();
+    done.says(&[
+        "note: --gpu is not given and this machine has no NVIDIA GPU: planned for an NVIDIA H100",
+        "note: --gpus is not given: planned for 1",
+    ]);
+    let json = case.temper(&["plan", "--model", "Qwen3-30B-A3B", "--gpu", "h200", "--layout", "tp=2,pp=2,ep=2,dp=2", "--json"]).ok().json();
+    assert_eq!((number(&json, "/cluster/gpus"), number(&json, "/layout/etp")), (8.0, 2.0));
+    assert!(json["notes"].to_string().contains("what the axes multiply to"), "{}", json["notes"]);
+}
+
+/// One meaning of a layout without etp, and the plan says which.
+#[test]
+fn etp_is_that_of_tp_and_said() {
+    let case = Case::tiny();
+    let base = ["plan", "--model", "Qwen3-30B-A3B", "--gpus", "8", "--gpu", "h200", "--global-batch", "32", "--layout"];
+    case.temper(&with(&base, &["tp=2,pp=2,ep=2"])).ok().says(&["ep=2,etp=2,dp=2", "experts: etp 2 x ep 2 x 1 replicas, etp as tp;"]);
+    case.temper(&with(&base, &["tp=2,pp=2,ep=2,etp=1"])).ok().says(&["ep=2,etp=1,dp=2", "experts: etp 1 x ep 2 x 2 replicas;"]);
+    let dense = case.temper(&["plan", "--model", "Qwen3-8B", "--gpus", "8", "--gpu", "h200", "--layout", "tp=2"]).ok();
+    assert!(!dense.stdout.contains("etp"), "{}", dense.stdout);
+}
+
+#[test]
+fn a_reserve_is_kept_free() {
+    let case = Case::tiny();
+    let ask = ["plan", "--model", "Qwen3-8B", "--gpus", "2", "--gpu", "h100", "--global-batch", "8"];
+    let of = |more: &[&str]| case.temper(&with(&ask, more)).ok();
+    let json = of(&["--json"]).json();
+    let (memory, peak) = (number(&json, "/limit_bytes"), number(&json, "/heaviest/peak_bytes"));
+    assert!(peak <= 0.95 * memory && json["keeps_reserve"] == true, "{peak} of {memory}");
+    // The settings of memory are held too, or others would be chosen that leave enough.
+    let setting = |key: &str| json["layout"][key].as_str().unwrap().to_string();
+    let axes: Vec<&str> = json["layout"]["text"]
+        .as_str()
+        .unwrap()
+        .split(',')
+        .filter(|part| !part.starts_with("recompute") && !part.starts_with("offload"))
+        .collect();
+    let layout = &format!("{},recompute={},offload={}", axes.join(","), setting("recompute"), setting("offload"));
+    let share = format!("{}", 1.0 - 0.99 * peak / memory);
+    of(&["--layout", layout, "--reserve", &share]).says(&["less than the reserve", "it fits, but leaves"]);
+    of(&[]).says(&["kept free (5 %)"]);
+    case.temper(&with(&ask, &["--reserve", "1.5"])).exits(2).says(&["--reserve 1.5"]);
+    // A configuration says the same with parallel.reserve.
+    let set = case.temper(&["plan", "config.toml", "--set", "parallel.reserve=0.2", "--gpu", "h200", "--json"]).ok().json();
+    assert!((number(&set, "/reserve_bytes") / number(&set, "/limit_bytes") - 0.2).abs() < 1e-9);
 }

@@ -14,7 +14,7 @@ fn every_architecture_over_ranks_equals_its_golden_values_and_one_rank() {
     let case = Case::tiny();
     for name in FIXTURES {
         let layout = match name {
-            "qwen3_moe" => "tp=2,pp=2,ep=2,split=1/2",
+            "qwen3_moe" => "tp=2,pp=2,ep=2,etp=1,split=1/2",
             "qwen3_moe_sparse_step" => "tp=2,pp=2,vpp=2,ep=2,dp=2,recompute=full",
             "qwen3_dense" => "tp=2,cp=2,pp=3,sequence=false",
             _ => "tp=4,pp=2,dp=2",
@@ -63,6 +63,7 @@ fn layouts_that_do_not_fit_are_refused_with_a_remedy() {
         ("qwen3_dense", "tp=3", &["tp 3 does not divide 4 attention heads", "Take tp among 1, 2, 4"][..]),
         ("qwen3_dense", "pp=2", &["3 layers do not divide over pp 2", "split=2/1"]),
         ("qwen3_dense", "pp=2,split=2/2", &["split"]),
+        ("qwen3_dense", "pp=2,split=2+1", &["split=2/1"]),
         ("qwen3_dense", "pp=4", &["pp 4 x vpp 1 stages for 3 layers", "nearest legal layouts:"]),
         ("qwen3_dense", "ep=2", &["has no experts", "Take ep=1"]),
         ("qwen3_moe", "ep=3", &["ep 3 does not divide 8 experts"]),
@@ -81,4 +82,12 @@ fn layouts_that_do_not_fit_are_refused_with_a_remedy() {
     verify(&case, "qwen3_dense", &["--layout", "tp=2", "--device", "cuda"])
         .exits(2)
         .says(&["--device cuda", "as threads on the processor, not on GPUs"]);
+}
+
+/// Where ranks have fewer tokens than pieces, fillers complete them; and etp that is not given is tp.
+#[test]
+fn more_pieces_than_tokens_are_filled_up() {
+    let case = Case::tiny();
+    verify(&case, "llama", &["--layout", "cp=32"]).ok().says(&["32 ranks, compared with one rank", "items within 1e-5"]);
+    verify(&case, "qwen3_moe", &["--layout", "tp=2,ep=2"]).ok().says(&["layout tp=2,pp=1,ep=2,etp=2,dp=2: 4 ranks", "items within 1e-5"]);
 }

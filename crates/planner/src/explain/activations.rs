@@ -3,7 +3,6 @@
 use super::{Explanation, n};
 use crate::memory::{Dims, Layer, Moment, Part, Purpose, Question, Tensor, moment_tensors};
 use crate::plan::{Plan, StagePlan};
-use temper_parallel::schedule::in_flight;
 
 /// Layers of one kind on the stage.
 struct Layers {
@@ -38,9 +37,9 @@ fn layers(plan: &Plan, stage: &StagePlan, d: &Dims) -> Vec<Layers> {
 
 /// Micro-batches in flight.
 pub(super) fn flights(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {
-    let (l, m) = (&plan.layout, plan.layout.micro_batches(plan.run.job.global_batch));
-    let s = stage.stage.index;
-    let chunks = in_flight(s, l.pp, l.vpp, m.max(1));
+    let (l, turns) = (&plan.layout, plan.layout.turns(plan.run.job.global_batch));
+    let (s, m) = (stage.stage.index, turns.real);
+    let chunks = turns.in_flight(s, l.pp, l.vpp);
     if l.vpp == 1 {
         e.because("1F1B (Narayanan et al. 2021): a stage runs ahead by the stages after it.");
         let formula = format!("the lesser of pp - stage and the {m} micro-batches; here stage {s} of {}", l.pp);

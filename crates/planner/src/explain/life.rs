@@ -13,6 +13,11 @@ pub(super) fn explain(plan: &Plan, name: &str, e: &mut Explanation) -> bool {
         "model_params" => params(plan, e),
         "active_params" => active(plan, e),
         "skewed_peak" => skewed(plan, e),
+        "reserve" => {
+            e.because("For what no plan knows: other processes, a driver of another version. --reserve sets the share.");
+            let numbers = format!("{} x {}", n(plan.capacity()), plan.run.overheads.reserve);
+            e.line("memory of a device x share", numbers, plan.reserve(), "B");
+        }
         "load" => still(plan, stage, stage.phases.load, e),
         "save" => still(plan, stage, stage.phases.save, e),
         "resume" => still(plan, stage, stage.phases.resume, e),

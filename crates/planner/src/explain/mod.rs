@@ -35,7 +35,7 @@ pub struct Explanation {
 }
 
 /// Names that [`explain`] knows, with what they are.
-pub const NAMES: [(&str, &str); 40] = [
+pub const NAMES: [(&str, &str); 41] = [
     ("model_params", "parameters of the model"),
     ("active_params", "parameters that one token of text meets"),
     ("params", "parameters of the heaviest rank"),
@@ -51,6 +51,7 @@ pub const NAMES: [(&str, &str); 40] = [
     ("allocator", "bytes lost to fragments"),
     ("peak", "bytes of the heaviest rank"),
     ("skewed_peak", "bytes of the heaviest rank when routing is skewed"),
+    ("reserve", "bytes of a device that a chosen layout leaves free"),
     ("load", "bytes while weights are read"),
     ("first_step", "bytes in the first step"),
     ("save", "bytes while a checkpoint is written"),

@@ -70,8 +70,14 @@ fn step(plan: &Plan, e: &mut Explanation) {
         words.push(format!("{} communication", axis_name(axis)));
         numbers.push(n(t.comm[axis as usize]));
     }
-    words.extend(["bubble".to_string(), "optimizer".to_string()]);
-    numbers.extend([n(t.bubble), n(t.optimizer)]);
+    words.push("bubble".to_string());
+    numbers.push(n(t.bubble));
+    if t.fillers > 0.0 {
+        words.push("fillers".to_string());
+        numbers.push(n(t.fillers));
+    }
+    words.push("optimizer".to_string());
+    numbers.push(n(t.optimizer));
     e.line(words.join(" + "), numbers.join(" + "), t.total, "s");
 }
 

@@ -1,6 +1,6 @@
 //! Sizes of one rank's share of a layer's tensors.
 //!
-//! Legend: T tokens of a micro-batch on a rank of the context axis, Ts those that a rank has between the divided parts of a layer (T / tp
+//! Legend: T tokens of a micro-batch on a rank of the context axis with those that fill them up, Ts those that a rank has between the divided parts of a layer (T / tp
 //! with sequence parallelism, else T), To = T / tp those that it routes, H hidden size, Q and KV rows of queries and of keys on a rank,
 //! K experts per token, R rows of a rank's experts, r = To x K rows that a rank routes, n tokens that reach a rank with experts.
 
@@ -79,7 +79,7 @@ impl Dims {
         let arch = &network.arch;
         let (tp, etp, ep) = (layout.tp as f64, layout.etp as f64, layout.ep as f64);
         let (a, dim) = (f64::from(job.precision.weight_bytes), arch.head_dim as f64);
-        let tokens = layout.micro_batch as f64 * length / layout.cp as f64;
+        let tokens = layout.filled(layout.micro_batch as f64 * length) / layout.cp as f64;
         let heads = (arch.heads as f64 / tp, (arch.kv_heads as f64 / tp).max(1.0));
         let moe = arch.moe.as_ref();
         let top_k = moe.map_or(0.0, |m| m.top_k as f64);

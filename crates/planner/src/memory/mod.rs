@@ -8,6 +8,7 @@ mod megatron;
 mod peak;
 mod phases;
 mod replay;
+mod routed;
 
 pub use dims::Dims;
 pub use layer::{Keep, Layer};
@@ -17,6 +18,7 @@ pub use peak::{Moment, Peak, moment_tensors, peak_activations};
 pub(crate) use phases::STAGING;
 pub use phases::{Phase, Phases, phases};
 pub use replay::{Pass, head};
+pub use routed::routed_memory;
 
 use crate::job::{Account, Job};
 use crate::layout::{Axis, Layout, Offload};
@@ -24,6 +26,7 @@ use crate::network::Network;
 use crate::shard::{RankParams, rank_params};
 use crate::stages::Stage;
 use serde::Serialize;
+use temper_config::RESERVE;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -130,13 +133,15 @@ pub struct Overheads {
     pub communicator: f64,
     /// Share of activations and routed rows lost to fragments by PyTorch's caching allocator.
     pub fragments: f64,
+    /// Share of the device's memory that a chosen layout leaves free.
+    pub reserve: f64,
 }
 
 impl Overheads {
     /// On a GPU.
-    pub const GPU: Overheads = Overheads { context: 0.55e9, workspace: 0.1e9, communicator: 0.15e9, fragments: 0.03 };
+    pub const GPU: Overheads = Overheads { context: 0.55e9, workspace: 0.1e9, communicator: 0.15e9, fragments: 0.03, reserve: RESERVE };
     /// On the CPU.
-    pub const NONE: Overheads = Overheads { context: 0.0, workspace: 0.0, communicator: 0.0, fragments: 0.0 };
+    pub const NONE: Overheads = Overheads { context: 0.0, workspace: 0.0, communicator: 0.0, fragments: 0.0, reserve: RESERVE };
 }
 
 /// Everything that the memory of the ranks of a layout depends on.
@@ -152,51 +157,36 @@ pub struct Question<'a> {
     pub overheads: Overheads,
 }
 
-/// How many times its balanced share of rows a rank's experts get; 1 is balance.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Skew {
-    /// On average over layers and micro-batches: what is kept.
-    pub mean: f64,
-    /// In the busiest layer: what comes and goes.
-    pub most: f64,
-}
-
-impl From<f64> for Skew {
-    /// The same in every layer.
-    fn from(skew: f64) -> Skew {
-        Skew { mean: skew, most: skew }
-    }
-}
-
-/// The predicted peak of one rank in the steady state, by purpose: what `bench step --as-rank` measures. `None` when the layout has no
-/// such rank.
-pub fn rank_memory(question: &Question, stages: &[Stage], rank: usize, skew: impl Into<Skew>) -> Option<Memory> {
+/// The predicted peak of one rank in the steady state, by purpose; `skew` is how many times its balanced share of rows its experts get. `None`
+/// when the layout has no such rank.
+pub fn rank_memory(question: &Question, stages: &[Stage], rank: usize, skew: f64) -> Option<Memory> {
     let (.., pp) = question.layout.coordinates(rank);
     stages.get(pp).map(|stage| stage_memory(question, stage, skew))
 }
 
 /// The peak of every rank of a stage in the steady state.
-pub fn stage_memory(q: &Question, stage: &Stage, skew: impl Into<Skew>) -> Memory {
+pub fn stage_memory(q: &Question, stage: &Stage, skew: f64) -> Memory {
     stages_memory(q, std::slice::from_ref(stage), skew).pop().unwrap_or_default()
 }
 
 /// The same of several stages.
-pub fn stages_memory(q: &Question, stages: &[Stage], skew: impl Into<Skew>) -> Vec<Memory> {
+pub fn stages_memory(q: &Question, stages: &[Stage], skew: f64) -> Vec<Memory> {
     let dims = Dims::new(q.network, q.job, q.layout);
-    let needs = Needs::new(q, &dims, skew.into());
-    let one = |stage: &Stage| {
-        let mut memory = standing(q, &rank_params(q.network, q.layout, stage, q.job.account));
-        let bytes = needs.peak(q, &dims, stage).bytes();
-        memory.set(Purpose::Activations, bytes.plain);
-        memory.set(Purpose::Moe, bytes.moe);
-        memory.set(Purpose::Logits, bytes.logits);
-        memory.set(Purpose::Communication, communicators(q.layout) as f64 * q.overheads.communicator);
-        if q.job.account == Account::Megatron {
-            memory.set(Purpose::Allocator, q.overheads.fragments * (bytes.plain + bytes.moe));
-        }
-        memory
-    };
-    stages.iter().map(one).collect()
+    let needs = Needs::new(q, &dims, skew);
+    stages.iter().map(|stage| with_activations(q, stage, needs.peak(q, &dims, stage).bytes())).collect()
+}
+
+/// What stands between steps, with activations, routed rows and logits at the fullest moment.
+fn with_activations(q: &Question, stage: &Stage, bytes: Bytes) -> Memory {
+    let mut memory = standing(q, &rank_params(q.network, q.layout, stage, q.job.account));
+    memory.set(Purpose::Activations, bytes.plain);
+    memory.set(Purpose::Moe, bytes.moe);
+    memory.set(Purpose::Logits, bytes.logits);
+    memory.set(Purpose::Communication, communicators(q.layout) as f64 * q.overheads.communicator);
+    if q.job.account == Account::Megatron {
+        memory.set(Purpose::Allocator, q.overheads.fragments * (bytes.plain + bytes.moe));
+    }
+    memory
 }
 
 /// What stands between steps: weights, gradients, optimizer state, libraries.

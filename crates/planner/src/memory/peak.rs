@@ -1,13 +1,13 @@
 //! The fullest moment of a step: what is kept for the micro-batches in flight, and on top of it the loss or the backward pass of a layer.
 
+use super::Question;
 use super::dims::Dims;
 use super::layer::{Layer, STAT};
 use super::live::{Bytes, Live, Part, Tensor};
 use super::replay::{Pass, head};
-use super::{Question, Skew};
 use crate::shard::Kind;
 use crate::stages::Stage;
-use temper_parallel::schedule::in_flight;
+use temper_parallel::schedule::{Turns, in_flight};
 
 /// When the peak is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +49,9 @@ impl Peak {
 /// What a layer of one kind takes.
 #[derive(Clone, Copy)]
 struct OfKind {
-    /// Kept, with the mean of the routing.
+    /// Kept.
     kept: Bytes,
-    /// Kept in the busiest layer.
-    most: Bytes,
-    /// Comes and goes in the backward pass of that.
+    /// Comes and goes in the backward pass.
     moving: Bytes,
 }
 
@@ -64,16 +62,11 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    pub fn new(q: &Question, d: &Dims, skew: Skew) -> Needs {
+    pub fn new(q: &Question, d: &Dims, skew: f64) -> Needs {
         let (recompute, account) = (q.layout.recompute, q.job.account);
         let of = |kind: &Kind| {
-            let layer = |skew: f64| Layer::new(d, kind.linear, kind.experts, skew, account);
-            let pass = Pass { d, layer: layer(skew.most), account };
-            OfKind {
-                kept: layer(skew.mean).kept(recompute),
-                most: pass.layer.kept(recompute),
-                moving: Live::peak(|live| pass.backward(recompute, live)),
-            }
+            let pass = Pass { d, layer: Layer::new(d, kind.linear, kind.experts, skew, account), account };
+            OfKind { kept: pass.layer.kept(recompute), moving: Live::peak(|live| pass.backward(recompute, live)) }
         };
         Needs { kinds: q.network.kinds.kinds.iter().map(of).collect(), head: Live::peak(|live| head(d, q.job, live)) }
     }
@@ -92,17 +85,14 @@ impl Needs {
     /// The fullest moment of a stage.
     pub fn peak(&self, q: &Question, d: &Dims, stage: &Stage) -> Peak {
         let l = q.layout;
-        let micro = l.micro_batches(q.job.global_batch).max(1);
-        let chunks = in_flight(stage.index, l.pp, l.vpp, micro);
-        let flights = chunks as f64 / l.vpp as f64;
-        let standing = standing(q, d, stage, micro, chunks);
+        let turns = l.turns(q.job.global_batch);
+        // Fillers are not worth counting.
+        let flights = turns.in_flight(stage.index, l.pp, l.vpp) as f64 / l.vpp as f64;
+        let standing = standing(q, d, stage, turns);
         let moving = if stage.last { self.head } else { Bytes::default() };
         let mut best = Peak { moment: Moment::Loss, flights, kept: self.kept(stage, flights, &[]), moving, standing };
         for (i, (kind, _)) in self.kinds.iter().zip(&stage.kinds).enumerate().filter(|(_, (_, count))| **count > 0) {
-            let mut kept = self.kept(stage, flights, stage.after.get(i).map_or(&[][..], Vec::as_slice));
-            // That layer is the busiest.
-            kept.add(Part::Plain, kind.most.plain - kind.kept.plain);
-            kept.add(Part::Moe, kind.most.moe - kind.kept.moe);
+            let kept = self.kept(stage, flights, stage.after.get(i).map_or(&[][..], Vec::as_slice));
             let peak = Peak { moment: Moment::Layer(i), flights, kept, moving: kind.moving, standing };
             if peak.bytes().all() > best.bytes().all() {
                 best = peak;
@@ -113,8 +103,8 @@ impl Needs {
 }
 
 /// The fullest moment of a stage.
-pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: impl Into<Skew>) -> Peak {
-    Needs::new(q, d, skew.into()).peak(q, d, stage)
+pub fn peak_activations(q: &Question, d: &Dims, stage: &Stage, skew: f64) -> Peak {
+    Needs::new(q, d, skew).peak(q, d, stage)
 }
 
 /// The tensors that come and go at the fullest moment; those that it is over with have negative rows.
@@ -131,14 +121,15 @@ pub fn moment_tensors(q: &Question, d: &Dims, peak: &Peak) -> Vec<Tensor> {
 
 /// Inputs of all micro-batches of the step (ids, positions, targets, weights; with a divided vocabulary where its part occurs), rotary
 /// tables, losses that wait for the end of the step, and tensors that are kept until a neighbouring stage has them.
-fn standing(q: &Question, d: &Dims, stage: &Stage, micro: usize, chunks: usize) -> f64 {
+pub(super) fn standing(q: &Question, d: &Dims, stage: &Stage, turns: Turns) -> f64 {
     let l = q.layout;
+    let chunks = in_flight(stage.index, l.pp, l.vpp, turns.all);
     let vocab = if d.tp > 1.0 { 2.0 * d.own } else { 0.0 };
-    let inputs = micro as f64 * (4.0 * d.tokens + vocab) * STAT;
+    let inputs = turns.real as f64 * (4.0 * d.tokens + vocab) * STAT;
     let rope = q.job.positions() as f64 * q.network.arch.head_dim as f64 * STAT;
-    let losses = if stage.last { micro as f64 * d.tokens * STAT } else { 0.0 };
+    let losses = if stage.last { turns.real as f64 * d.tokens * STAT } else { 0.0 };
     // The last output and the last gradient handed on; in the first backward pass no gradient was.
     let forward = f64::from(u8::from(l.pp > 1 && !(stage.last && l.vpp == 1)));
-    let backward = f64::from(u8::from(l.pp > 1 && !(stage.first && l.vpp == 1) && micro * l.vpp > chunks));
+    let backward = f64::from(u8::from(l.pp > 1 && !(stage.first && l.vpp == 1) && turns.all * l.vpp > chunks));
     inputs + rope + losses + (forward + backward) * d.shared * d.hidden * d.a
 }

@@ -95,8 +95,7 @@ impl Network {
         let text = String::from_utf8(std::fs::read(path).map_err(io)?)
             .map_err(|e| syntax(format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))?;
         let network = Network::from_json(&text, path)?;
-        let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        Ok(network.called(&folder.unwrap_or_else(|| path.display().to_string())))
+        Ok(network.called(&name_of(path)))
     }
 
     /// Reads the text of a `config.json`; `origin` is what errors call it.
@@ -188,4 +187,31 @@ fn active(arch: &Arch, params: &[Param]) -> u64 {
 /// The object without the keys that change no size.
 fn without_sizeless(map: &Map<String, Value>) -> Map<String, Value> {
     map.iter().filter(|(key, _)| !SIZELESS.contains(&key.as_str())).map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+/// The name of the model of a file: its folder's for a `config.json`, else what the file itself is called.
+fn name_of(path: &Path) -> String {
+    let text = |name: &std::ffi::OsStr| name.to_string_lossy().into_owned();
+    let own = path.file_name().map_or_else(|| path.display().to_string(), text);
+    match own.trim_end_matches(".json").trim_end_matches(".config") {
+        "config" | "" => path.parent().and_then(Path::file_name).map_or(own, text),
+        stem => stem.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_a_name_that_says_which_model_it_is() {
+        for (path, name) in [
+            ("/models/Qwen3-8B/config.json", "Qwen3-8B"),
+            ("configs/Qwen3-8B.config.json", "Qwen3-8B"),
+            ("mine.json", "mine"),
+            ("config.json", "config.json"),
+        ] {
+            assert_eq!(name_of(Path::new(path)), name);
+        }
+    }
 }

@@ -15,6 +15,7 @@ use crate::network::Network;
 use crate::shard::{RankParams, rank_params};
 use crate::stages::Stage;
 use serde::Serialize;
+use temper_parallel::schedule::Turns;
 
 /// Seconds of an optimizer step, and what they amount to. The parts of `total` are on its slowest stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +30,8 @@ pub struct StepTime {
     pub sync: (f64, f64),
     /// Waiting while the pipeline fills and drains.
     pub bubble: f64,
+    /// Fillers that complete the groups of an interleaved schedule.
+    pub fillers: f64,
     /// The optimizer.
     pub optimizer: f64,
     /// The step.
@@ -48,7 +51,8 @@ pub fn step_time(network: &Network, cluster: &Cluster, job: &Job, layout: &Layou
     let setting = Setting { cluster, layout, dims: &dims, length: job.reach(), grad, account: job.account };
     let kinds: Vec<LayerTime> = network.kinds.kinds.iter().map(|kind| setting.layer(kind.linear, kind.experts)).collect();
     let head = setting.head();
-    let m = layout.micro_batches(job.global_batch).max(1) as f64;
+    let turns = layout.turns(job.global_batch);
+    let m = turns.real.max(1) as f64;
     let (mut longest, mut sum, mut slowest) = (StageTime::default(), 0.0, 0);
     for stage in stages {
         let time = stage_time(layout, stage, &kinds, &head);
@@ -67,6 +71,7 @@ pub fn step_time(network: &Network, cluster: &Cluster, job: &Job, layout: &Layou
         comm: longest.work.comm.map(|s| s * m),
         sync: (sync.dp(), sync.expert_dp()),
         bubble: (sum - one).max(0.0) / layout.vpp as f64,
+        fillers: fillers(network, cluster, job, layout, stages.get(slowest), turns),
         optimizer: optimizer(cluster, job, layout, &params),
         total: 0.0,
         slowest,
@@ -78,11 +83,23 @@ pub fn step_time(network: &Network, cluster: &Cluster, job: &Job, layout: &Layou
     let hidden = sync.hide(&longest);
     time.comm[Axis::Dp as usize] += hidden.0;
     time.comm[Axis::ExpertDp as usize] += hidden.1;
-    time.total = time.compute.iter().sum::<f64>() + time.recompute + time.comm.iter().sum::<f64>() + time.bubble + time.optimizer;
+    time.total =
+        time.compute.iter().sum::<f64>() + time.recompute + time.comm.iter().sum::<f64>() + time.bubble + time.fillers + time.optimizer;
     let tokens = job.global_batch as f64 * job.mean_tokens;
     time.tokens_per_s_per_gpu = tokens / time.total / cluster.gpus as f64;
     time.mfu = mfu(&ModelFlops::new(network), job.reach(), time.tokens_per_s_per_gpu, cluster.device.peak());
     time
+}
+
+/// Seconds that a stage passes fillers through: as many tokens as make one for every rank.
+fn fillers(network: &Network, cluster: &Cluster, job: &Job, layout: &Layout, stage: Option<&Stage>, turns: Turns) -> f64 {
+    let (Some(stage), true) = (stage, turns.all > turns.real) else { return 0.0 };
+    let one = Layout { micro_batch: 1, ..layout.clone() };
+    let dims = Dims::of_length(network, job, &one, 1.0);
+    let grad = f64::from(job.precision.grad_bytes);
+    let setting = Setting { cluster, layout: &one, dims: &dims, length: 1.0, grad, account: job.account };
+    let kinds: Vec<LayerTime> = network.kinds.kinds.iter().map(|kind| setting.layer(kind.linear, kind.experts)).collect();
+    (turns.all - turns.real) as f64 * stage_time(&one, stage, &kinds, &setting.head()).total()
 }
 
 /// Seconds of a step of one rank of a stage on its own, the other ranks not there: no communication, no bubble. What
@@ -94,7 +111,7 @@ pub fn alone(network: &Network, cluster: &Cluster, job: &Job, layout: &Layout, s
     let grad = f64::from(job.precision.grad_bytes);
     let setting = Setting { cluster, layout: &solo, dims: &dims, length: job.reach(), grad, account: job.account };
     let kinds: Vec<LayerTime> = network.kinds.kinds.iter().map(|kind| setting.layer(kind.linear, kind.experts)).collect();
-    let micro = layout.micro_batches(job.global_batch).max(1) as f64;
+    let micro = layout.turns(job.global_batch).real.max(1) as f64;
     let params = rank_params(network, layout, stage, job.account);
     micro * stage_time(layout, stage, &kinds, &setting.head()).total() + optimizer(cluster, job, layout, &params)
 }
@@ -199,6 +216,7 @@ impl Serialize for StepTime {
         map.serialize_entry("recompute_s", &self.recompute)?;
         map.serialize_entry("exposed_communication_s", &by_axis)?;
         map.serialize_entry("bubble_s", &self.bubble)?;
+        map.serialize_entry("fillers_s", &self.fillers)?;
         map.serialize_entry("optimizer_s", &self.optimizer)?;
         map.serialize_entry("slowest_stage", &self.slowest)?;
         map.end()

@@ -22,24 +22,39 @@ pub struct AloneWorld {
 /// What is counted of the ranks that are not there.
 #[derive(Default)]
 pub struct Others {
-    /// Rows that came to this rank's experts, layer by layer, and what they were if all ranks of the group got as many.
-    routed: Mutex<Vec<(u64, u64)>>,
+    routed: Mutex<Routed>,
     /// Marks before and after the making of what they would have sent.
     stood_in: Mutex<Vec<(Mark, Mark)>>,
+}
+
+/// Rows that came to this rank's experts, layer by layer in the order of the work, and what they were if all ranks of the group got as many.
+#[derive(Default)]
+struct Routed {
+    all: Vec<(u64, u64)>,
+    /// Where the present step begins among them.
+    step: usize,
 }
 
 type Mark = Box<dyn Stamp>;
 
 /// How many times their balanced share of rows a rank's experts got.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Skew {
     /// Over all layers.
     pub mean: f64,
     /// In the layer that got the most.
     pub most: f64,
+    /// In the last step each time that a layer routed, in the order of the work.
+    pub layers: Vec<f64>,
 }
 
 impl Others {
+    /// A step begins.
+    pub fn begin(&self) {
+        let mut routed = self.routed.lock().unwrap_or_else(PoisonError::into_inner);
+        routed.step = routed.all.len();
+    }
+
     /// Milliseconds that making their part took since the last call.
     ///
     /// # Errors
@@ -51,10 +66,12 @@ impl Others {
 
     /// The skew so far; none when nothing was exchanged.
     pub fn skew(&self) -> Option<Skew> {
-        let all = self.routed.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rows, balanced) = all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let routed = self.routed.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rows, balanced) = routed.all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         let share = |(rows, balanced): (u64, u64)| rows as f64 / balanced.max(1) as f64;
-        (balanced > 0).then(|| Skew { mean: share((rows, balanced)), most: all.iter().map(|one| share(*one)).fold(0.0, f64::max) })
+        let all: Vec<f64> = routed.all.iter().map(|one| share(*one)).collect();
+        let most = all.iter().copied().fold(0.0, f64::max);
+        (balanced > 0).then(|| Skew { mean: share((rows, balanced)), most, layers: all[routed.step..].to_vec() })
     }
 
     /// Counts what a rank tells its group before rows are exchanged: borders between the rows for each of `size` ranks, then the rows
@@ -62,7 +79,7 @@ impl Others {
     fn count(&self, counts: &[i32], rank: usize, size: usize) {
         let Some(rows) = counts.get(size + 1..2 * size + 1) else { return };
         let one = (size as u64 * rows[rank] as u64, rows.iter().map(|n| *n as u64).sum());
-        self.routed.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        self.routed.lock().unwrap_or_else(PoisonError::into_inner).all.push(one);
     }
 }
 
@@ -239,6 +256,8 @@ mod tests {
         let counts = Tensor::from_vec(vec![0i32, 1, 3, 5, 2, 6, 4], &[7]);
         let mut all = Tensor::from_vec(vec![0i32; 21], &[21]);
         group.all_gather(all.view_mut(), counts.view()).unwrap().wait().unwrap();
-        assert_eq!(world.others().skew(), Some(Skew { mean: 1.5, most: 1.5 }));
+        assert_eq!(world.others().skew(), Some(Skew { mean: 1.5, most: 1.5, layers: vec![1.5] }));
+        world.others().begin();
+        assert_eq!(world.others().skew().map(|skew| skew.layers), Some(vec![]), "those of the step under way");
     }
 }

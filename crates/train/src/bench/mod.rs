@@ -159,6 +159,7 @@ impl Bench {
         let (mut times, mut stood_in) = (Vec::with_capacity(steps), Vec::with_capacity(steps));
         let mut phases = vec![Vec::with_capacity(steps); Phase::ALL.len()];
         for _ in 0..steps {
+            self.others.begin();
             self.traced.start(Level::Phases)?;
             let clock = Instant::now();
             let done = self.trainer.step(&self.batch, self.lr)?;
