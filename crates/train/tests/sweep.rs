@@ -291,8 +291,10 @@ fn a_sample_of_the_layouts_of_1_to_16_ranks() {
 #[ignore = "a few minutes in release; see the top of this file"]
 fn every_layout_of_1_to_16_ranks() {
     let (cases, references) = (cases(), References::default());
-    let (mut done, mut failures) = (0, Vec::new());
-    for part in cases.chunks(100) {
+    // A sweep that was broken off goes on at its last count.
+    let from = std::env::var("TEMPER_SWEEP_FROM").map_or(0, |from| from.parse().expect("TEMPER_SWEEP_FROM is a number"));
+    let (mut done, mut failures) = (from, Vec::new());
+    for part in cases[from..].chunks(100) {
         failures.extend(run(part, &references));
         done += part.len();
         eprintln!("{done} of {} layouts, {} differ", cases.len(), failures.len());

@@ -83,7 +83,7 @@ fn sharded(plan: &Plan, stage: &StagePlan, purpose: Purpose, e: &mut Explanation
     };
     let value = stage.memory.of(purpose);
     if l.offload == Offload::Optimizer {
-        let what = "off-loaded: on the device are two windows of 64 MiB at most (masters: none)";
+        let what = "off-loaded: the update reads and writes it in the host's memory";
         e.line(what, n(value), value, "B");
         return;
     }

@@ -87,14 +87,21 @@ fn optimizer(plan: &Plan, e: &mut Explanation) {
     let Some(stage) = plan.stages.get(plan.time.slowest) else { return };
     let shard = stage.params.optimizer_shard(&plan.layout) as f64;
     let state = f64::from(p.master_bytes(plan.run.job.account)) + f64::from(p.moments_bytes());
-    let bytes = 2.0 * f64::from(p.grad_bytes) + 2.0 * (f64::from(p.weight_bytes) + state);
-    let device_only = format!("{} x {bytes} / ({} x 1000000000000 x {})", n(shard), device.memory_tb_s, RATES.memory);
-    let words = "shard x bytes read and written / (memory bandwidth x share)";
+    let grad = f64::from(p.grad_bytes);
+    let streamed = |bytes: f64| format!("{} x {bytes} / ({} x 1000000000000 x {})", n(shard), device.memory_tb_s, RATES.memory);
     match plan.layout.offload {
-        crate::layout::Offload::None => e.line(words, device_only, value, "s"),
+        crate::layout::Offload::None => {
+            let bytes = 2.0 * grad + 2.0 * (f64::from(p.weight_bytes) + state);
+            e.line("shard x bytes read and written / (memory bandwidth x share)", streamed(bytes), value, "s");
+        }
         crate::layout::Offload::Optimizer => {
-            let numbers = format!("{device_only} + {} x {state} / ({} x 1000000000)", n(shard), device.host_gb_s);
-            e.line(format!("{words} + state / bandwidth to the host"), numbers, value, "s");
+            let numbers = format!("{} + {} x {state} / ({} x 1000000000 x {})", streamed(grad), n(shard), device.host_gb_s, RATES.host);
+            e.line(
+                "norm: shard x gradient / (memory bandwidth x share) + update: shard x state / (bandwidth to the host x share)",
+                numbers,
+                value,
+                "s",
+            );
         }
     }
 }

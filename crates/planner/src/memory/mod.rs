@@ -205,9 +205,8 @@ pub(crate) fn standing(q: &Question, params: &RankParams) -> Memory {
             memory.set(Purpose::Moments, moments);
         }
         Offload::Optimizer => {
+            // The update reads and writes it where it lies.
             memory.host = masters + moments;
-            // Two windows of at most 64 MiB: one is worked on while the other moves.
-            memory.set(Purpose::Moments, memory.host.min(2.0 * 64.0 * 1_048_576.0));
         }
     }
     memory.set(Purpose::Libraries, q.overheads.context + q.overheads.workspace);

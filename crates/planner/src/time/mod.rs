@@ -191,14 +191,13 @@ fn synchronise(cluster: &Cluster, job: &Job, layout: &Layout, params: &RankParam
 fn optimizer(cluster: &Cluster, job: &Job, layout: &Layout, params: &RankParams) -> f64 {
     let p = job.precision;
     let state = f64::from(p.master_bytes(job.account)) + f64::from(p.moments_bytes());
-    let bytes = 2.0 * f64::from(p.grad_bytes) + 2.0 * (f64::from(p.weight_bytes) + state);
+    let grad = f64::from(p.grad_bytes);
     let shard = params.optimizer_shard(layout) as f64;
-    let host = match layout.offload {
-        Offload::None => 0.0,
-        // Both directions at once.
-        Offload::Optimizer => shard * state / (cluster.device.host_gb_s * 1e9),
-    };
-    stream(&cluster.device, shard * bytes) + host
+    match layout.offload {
+        Offload::None => stream(&cluster.device, shard * (2.0 * grad + 2.0 * (f64::from(p.weight_bytes) + state))),
+        // The norm, then the update, in which the device's memory waits for the host's.
+        Offload::Optimizer => stream(&cluster.device, shard * grad) + shard * state / (cluster.device.host_gb_s * 1e9 * RATES.host),
+    }
 }
 
 impl Serialize for StepTime {

@@ -7,7 +7,8 @@ use temper_config::Device;
 /// Shares of the peaks that kernels and links reach, and what a collective costs before its first byte.
 ///
 /// Measured on H200s: products, attention and memory inside whole steps (`temper bench step --ops`, docs/BENCHMARKS-cuda.md), where the card
-/// holds its power limit and is a tenth slower than in an operation alone; NVLink by NCCL's all-reduce (332 of 450 GB/s).
+/// holds its power limit and is a tenth slower than in an operation alone; NVLink by NCCL's all-reduce (332 of 450 GB/s); the
+/// host's memory by off-loaded updates (42 of 55 GB/s in each direction).
 /// The network's share is the 184 of 200 GB/s that eight 200 Gb/s ports reached in an all-reduce over 64 devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
@@ -27,6 +28,8 @@ pub struct Rates {
     pub link: f64,
     /// Links between nodes.
     pub network: f64,
+    /// The way to the host's memory, both directions at once.
+    pub host: f64,
     /// Seconds before a collective's first byte, within a node and between nodes.
     pub latency: (f64, f64),
     /// Seconds that an operation on little data takes all the same: its start, and the last blocks to end.
@@ -45,6 +48,7 @@ pub const RATES: Rates = Rates {
     memory: 0.82,
     link: 0.74,
     network: 0.92,
+    host: 0.77,
     latency: (10e-6, 25e-6),
     operation: 5e-6,
     overlap: 0.8,
