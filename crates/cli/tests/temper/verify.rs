@@ -88,6 +88,8 @@ fn layouts_that_do_not_fit_are_refused_with_a_remedy() {
 #[test]
 fn more_pieces_than_tokens_are_filled_up() {
     let case = Case::tiny();
-    verify(&case, "llama", &["--layout", "cp=32"]).ok().says(&["32 ranks, threads on the processor, compared with one rank", "items within 1e-5"]);
+    verify(&case, "llama", &["--layout", "cp=32"])
+        .ok()
+        .says(&["32 ranks, threads on the processor, compared with one rank", "items within 1e-5"]);
     verify(&case, "qwen3_moe", &["--layout", "tp=2,ep=2"]).ok().says(&["layout tp=2,pp=1,ep=2,etp=2,dp=2: 4 ranks", "items within 1e-5"]);
 }
