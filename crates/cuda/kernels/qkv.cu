@@ -126,7 +126,7 @@ KERNEL __launch_bounds__(128) qkv_prepare(T* q, T* k, T* v, float* rstd, const T
 }
 
 // dx = r (g w - x m) with g the gradient before the rotation and m = r^2 mean(g w x); without norm dx = g.
-KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restrict__ dq, const T* __restrict__ dk,
+KERNEL __launch_bounds__(128, 7) qkv_prepare_grad_input(T* dqkv, const T* __restrict__ dq, const T* __restrict__ dk,
     const T* __restrict__ dv, const T* __restrict__ qkv, const T* __restrict__ wq, const T* __restrict__ wk,
     const float* __restrict__ rstd, const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions,
     i64 tokens, int Nq, int Nk, int D, int q_warps, int k_warps, int lanes) {
@@ -175,9 +175,7 @@ KERNEL __launch_bounds__(128) qkv_prepare_grad_input(T* dqkv, const T* __restric
 }
 
 // dwq[D], dwk[D]: first partial[chunk, 0..D] for q heads, [chunk, D..2D] for k heads. A block of 256 threads takes the tokens of a chunk, a
-// warp one token at a time; the groups of lanes are summed in order, and so are the chunks. The rotation is of sums over the heads of a token:
-//   dw1 = sum over tokens of cos sum_h(o1 x1 r) + sin sum_h(o2 x1 r),  dw2 = cos sum_h(o2 x2 r) - sin sum_h(o1 x2 r).
-// Dynamic shared memory: (256 / lanes) * D floats. At most 512 blocks (src/ops/reduce.rs), for which `partial` has room, and for a sum of each
+// warp one token at a time; the groups of lanes are summed in order, and so are the chunks. Dynamic shared memory: (256 / lanes) * D floats. At most 512 blocks (src/ops/reduce.rs), for which `partial` has room, and for a sum of each
 // team of them.
 #define TEAM 16                   // also in src/ops/qkv.rs
 __device__ u32 arrived[1 + 512 / TEAM];
@@ -201,8 +199,8 @@ KERNEL __launch_bounds__(256, 2) qk_norm_weight(void* dwq, void* dwk, int out_f3
       EACH(p, PER) EACH(j, V) sum.a[p][j] = sum.b[p][j] = 0;
       for (i64 t = (i64)blockIdx.x * per_chunk + threadIdx.x / 32; t < end; t += 8) {
         const i64 at = (i64)positions[t] * half;
-        Turn of;                    // here the four sums over heads
-        EACH(p, PER) EACH(j, V) of.c1[p][j] = of.s1[p][j] = of.c2[p][j] = of.s2[p][j] = 0;
+        Pairs angle;                // cos, sin
+        ACCESSES(p) { load(cos + at + COLUMN(p), angle.a[p]); load(sin + at + COLUMN(p), angle.b[p]); }
         for (int skip = 0; skip < h.count; skip += WEIGHT_BATCH * h.beside) {
           const T* from = g + (t * h.count + skip + h.first) * D;
           const T* x = qkv + (t * (Nq + 2 * Nk) + h.skip + skip + h.first) * D;
@@ -219,18 +217,10 @@ KERNEL __launch_bounds__(256, 2) qk_norm_weight(void* dwq, void* dwk, int out_f3
             widen(o, grad[n]);
             widen(x, in[n]);
             EACH(p, PER) EACH(j, V) {
-              const float x1 = x.a[p][j] * r[n], x2 = x.b[p][j] * r[n];
-              of.c1[p][j] += o.a[p][j] * x1; of.s1[p][j] += o.b[p][j] * x1;
-              of.c2[p][j] += o.b[p][j] * x2; of.s2[p][j] += o.a[p][j] * x2;
+              const float c = angle.a[p][j], s = angle.b[p][j], o1 = o.a[p][j], o2 = o.b[p][j];
+              sum.a[p][j] += (o1 * c + o2 * s) * (x.a[p][j] * r[n]);
+              sum.b[p][j] += (o2 * c - o1 * s) * (x.b[p][j] * r[n]);
             }
-          }
-        }
-        ACCESSES(p) {
-          float c[V], s[V];
-          load(cos + at + COLUMN(p), c); load(sin + at + COLUMN(p), s);
-          EACH(j, V) {
-            sum.a[p][j] += c[j] * of.c1[p][j] + s[j] * of.s1[p][j];
-            sum.b[p][j] += c[j] * of.c2[p][j] - s[j] * of.s2[p][j];
           }
         }
       }

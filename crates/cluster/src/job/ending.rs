@@ -81,8 +81,9 @@ impl Job {
     fn blame(&self) -> Option<(usize, u8, String)> {
         let blames: Vec<usize> = self.failures.iter().filter_map(|(_, cause)| cause.blames()).map(|rank| self.root(rank)).collect();
         let count = |rank: usize| blames.iter().filter(|b| **b == rank).count();
-        let (by, cause) = self.failures.first()?;
         let most = blames.iter().copied().max_by_key(|rank| (count(*rank), std::cmp::Reverse(*rank)))?;
+        // Who waited for it knows more than who only saw another go, though that may be heard first.
+        let (by, cause) = self.failures.iter().find(|(_, cause)| cause.blames() == Some(most)).or(self.failures.first())?;
         let Cause::Said(failed) = cause else { return None };
         let said = format!("{}: {}", name(*by, self.host(*by)), failed.message);
         let doing = self.ranks.get(most).map(|r| r.doing.clone()).unwrap_or_default();
