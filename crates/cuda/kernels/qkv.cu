@@ -126,7 +126,7 @@ KERNEL __launch_bounds__(128) qkv_prepare(T* q, T* k, T* v, float* rstd, const T
 }
 
 // dx = r (g w - x m) with g the gradient before the rotation and m = r^2 mean(g w x); without norm dx = g.
-KERNEL __launch_bounds__(128, 7) qkv_prepare_grad_input(T* dqkv, const T* __restrict__ dq, const T* __restrict__ dk,
+KERNEL __launch_bounds__(128, 8) qkv_prepare_grad_input(T* dqkv, const T* __restrict__ dq, const T* __restrict__ dk,
     const T* __restrict__ dv, const T* __restrict__ qkv, const T* __restrict__ wq, const T* __restrict__ wk,
     const float* __restrict__ rstd, const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ positions,
     i64 tokens, int Nq, int Nk, int D, int q_warps, int k_warps, int lanes) {
