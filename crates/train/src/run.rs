@@ -6,7 +6,7 @@ use crate::layout::Layout;
 use crate::precision::{Precision, dtype_of};
 use crate::setup::{self, Prepared, Source};
 use crate::share::loading;
-use crate::state::{Fixed, RunState, object};
+use crate::state::RunState;
 use crate::step::Trainer;
 use crate::together::{self, Resumed, Together};
 use crate::{Error, Result, lr::LearningRate, run_dir};
@@ -113,13 +113,7 @@ impl Run {
         notices.extend(no_evaluation(config, &eval)?);
         notices.extend(beyond_positions(config, &source, dataset.report()));
 
-        let steps = loader.total_steps();
-        if steps == 0 {
-            let samples = dataset.report().kept;
-            return Err(Error::Input(format!(
-                "train.epochs: {samples} samples at these source weights make no step at all. Raise train.epochs or the weights in data.train, or give train.steps"
-            )));
-        }
+        let steps = total_steps(&loader, dataset.report())?;
         let layout = Layout::new(&config.parallel, world.size(), source.arch.moe.is_some())?;
         let ranks = layout.ranks(world, &source.arch)?;
         let portion = layout.portion(&source.arch, &ranks)?;
@@ -127,19 +121,7 @@ impl Run {
         let longest = longest(config, dataset.report(), &eval);
         let mut trainer = setup::trainer(config, &source, (ranks, &portion), precision, longest, ops)?;
         notices.extend(source.arch.notices.iter().cloned());
-        let mut state = RunState {
-            step: 0,
-            updates: 0,
-            skipped: 0,
-            lr: 0.0,
-            data: dataset.fingerprint().to_string(),
-            fixed: Fixed::of(config, &source.arch),
-            optim: object(&config.optim),
-            steps,
-            first_loss: None,
-            layout: layout.to_string(),
-            model_dir: source.model_dir.display().to_string(),
-        };
+        let mut state = RunState::new(config, &source, dataset.fingerprint(), steps, &layout);
         let store = Arc::new(Store::new(&config.log.dir));
         let together = Together::new(world, store.clone())?;
         let mut resumed_from = None;
@@ -300,6 +282,17 @@ fn inputs<'a>(resolved: &'a Resolved, source: &'a Source) -> Vec<&'a Path> {
     let data = &resolved.config.data;
     let files = data.train.iter().chain(&data.eval).map(|s| s.path.as_path());
     [resolved.origin.as_path(), &source.model_dir, &source.tokenizer_dir].into_iter().chain(files).collect()
+}
+
+/// Steps of the whole run.
+fn total_steps(loader: &Loader, report: &Report) -> Result<usize> {
+    match loader.total_steps() {
+        0 => Err(Error::Input(format!(
+            "train.epochs: {} samples at these source weights make no step at all. Raise train.epochs or the weights in data.train, or give train.steps",
+            report.kept
+        ))),
+        steps => Ok(steps),
+    }
 }
 
 /// What was left out of the data, with counts: nothing is dropped in silence.

@@ -1,5 +1,7 @@
 //! What a checkpoint says about the run besides tensors, and whether a configuration may go on from it.
 
+use crate::layout::Layout;
+use crate::setup::Source;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use temper_config::{Arch, Config};
@@ -33,6 +35,25 @@ pub struct RunState {
     pub layout: String,
     /// The base model's folder, for the export.
     pub model_dir: String,
+}
+
+impl RunState {
+    /// That of a run of so many steps before its first, on data of a fingerprint.
+    pub(crate) fn new(config: &Config, source: &Source, data: &str, steps: usize, layout: &Layout) -> RunState {
+        RunState {
+            step: 0,
+            updates: 0,
+            skipped: 0,
+            lr: 0.0,
+            data: data.to_string(),
+            fixed: Fixed::of(config, &source.arch),
+            optim: object(&config.optim),
+            steps,
+            first_loss: None,
+            layout: layout.to_string(),
+            model_dir: source.model_dir.display().to_string(),
+        }
+    }
 }
 
 /// What decides which tokens each step trains on and what their gradient is.
