@@ -185,10 +185,25 @@ impl Run {
                 self.notices.push(format!("{} held an earlier run, which is now {}", dir.display(), old.display()));
             }
             self.lock = Some(run_dir::lock(&dir)?);
+            self.leave_later_steps()?;
             run_dir::write_config(&dir, &self.resolved)?;
         }
         if let (Some(together), Begin::New) = (&self.together, self.begin) {
             self.store.assure_shared(together.comm())?;
+        }
+        Ok(())
+    }
+
+    /// A run that goes on from an earlier step than its newest leaves what it did after that step: those checkpoints are not its past.
+    fn leave_later_steps(&mut self) -> Result<()> {
+        let Some(from) = self.resumed_from else { return Ok(()) };
+        if let Some((aside, steps)) = self.store.set_aside_after(from)? {
+            let steps: Vec<String> = steps.iter().map(usize::to_string).collect();
+            self.notices.push(format!(
+                "the run goes on from step {from}: its checkpoints of later steps ({}) are now in {}",
+                steps.join(", "),
+                aside.display()
+            ));
         }
         Ok(())
     }

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A checkpoint is made as `.tmp-step-000050-PID`, synced, and renamed. A folder without a manifest is incomplete, one that
-//! differs from its manifest is damaged, and neither is ever loaded or deleted.
+//! differs from its manifest is damaged, and neither is ever loaded or deleted. The checkpoints of steps that a resumed run has left, because
+//! it went on from an earlier one, lie in `RUN/checkpoints.1` (or the next number).
 
 mod kind;
 mod load;
@@ -130,6 +131,28 @@ impl Store {
         }
         found.sort_by_key(|l| l.step);
         Ok(found)
+    }
+
+    /// Moves the checkpoints of later steps than `step` out of the way, for a run that goes on from there: they are not of its past, and a later
+    /// look for the newest must not find them. They go to `checkpoints.1` beside this folder, or the next free number, damaged ones too; incomplete
+    /// ones stay. Returns where to and which, if there were any.
+    ///
+    /// # Errors
+    /// [`Error::Io`]. What is not moved by then are the earlier ones.
+    pub fn set_aside_after(&self, step: usize) -> Result<Option<(PathBuf, Vec<usize>)>> {
+        let finished = |l: &Listed| !matches!(l.fault, Some(Fault::Incomplete(_)));
+        let later: Vec<Listed> = self.list()?.into_iter().filter(|l| l.step > step && finished(l)).collect();
+        if later.is_empty() {
+            return Ok(None);
+        }
+        let free = (1..).map(|n| self.run_dir.join(format!("{FOLDER}.{n}"))).find(|path| !path.exists());
+        let aside = free.unwrap_or_else(|| self.run_dir.join(format!("{FOLDER}.old")));
+        self.disk.create_dir(&aside)?;
+        // The newest first: cut short, the folder is as if the run had been resumed from one of them.
+        for l in later.iter().rev() {
+            self.disk.rename(&l.path, &aside.join(l.path.file_name().unwrap_or_default()))?;
+        }
+        Ok(Some((aside, later.into_iter().map(|l| l.step).collect())))
     }
 
     /// Temporary folders that a killed save left behind.

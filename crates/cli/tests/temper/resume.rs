@@ -264,3 +264,24 @@ fn a_folder_belongs_to_one_run_at_a_time() {
     case.sft("config.toml", &["train.steps=2"]).ok();
     assert!(case.has("run.1"), "once it has ended, a new run moves it aside");
 }
+
+/// A run that went on from an earlier step has left what came after it: neither a resume nor the pruning goes by those checkpoints.
+#[test]
+fn a_resume_goes_on_with_the_branch_that_was_resumed_last() {
+    let case = Case::tiny();
+    let sets = |steps, more: &[&'static str]| [&[steps, "checkpoint.every=3", "log.dir=run"][..], more].concat();
+    case.sft("config.toml", &sets("train.steps=12", &["checkpoint.keep_last=0"])).ok();
+    assert_eq!(case.checkpoints("run"), [3, 6, 9, 12]);
+
+    let other = &["checkpoint.keep_last=2", "optim.lr=5e-4"];
+    case.temper(&Case::sft_args("config.toml", &sets("train.steps=5", other), &["--resume", "3"])).ok();
+    assert_eq!(case.checkpoints("run"), [3, 5]);
+    assert_eq!(names(&case.path("run/checkpoints.1")), ["step-000006", "step-000009", "step-000012"]);
+    assert!(case.notices("run").contains("checkpoints of later steps (6, 9, 12) are now in"), "{}", case.notices("run"));
+    case.temper(&["checkpoint", "verify", "run/checkpoints.1/step-000012"]).ok();
+
+    case.resume("config.toml", &sets("train.steps=8", other)).ok();
+    let steps: Vec<u64> = case.steps("run").iter().map(|e| e["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps[12..], [4, 5, 6, 7, 8]);
+    assert_eq!(case.checkpoints("run"), [6, 8]);
+}
