@@ -48,7 +48,14 @@ pub fn resolve_model(spec: &str, base: &Path, revision: &str, weights: bool) -> 
     if !is_id(spec) {
         return Err(Error::bad(&path, "no such folder, and not a Hub id (owner/name) either"));
     }
-    Hub::from_env().model(spec, revision, weights)
+    Hub::from_env().model(spec, revision, weights).map_err(|e| match e {
+        // What looks like an id may have been meant as a folder.
+        Error::Hub { id, endpoint, message, remedy, bad_input } => {
+            let message = format!("there is no folder {}, and from the Hub: {message}", path.display());
+            Error::Hub { id, endpoint, message, remedy, bad_input }
+        }
+        other => other,
+    })
 }
 
 /// `owner/name`, of the characters that the Hub allows.

@@ -6,6 +6,7 @@ use crate::launch::LAUNCHED;
 use crate::logs::{RankLog, Screen, ToScreen, Which, pump};
 use crate::message::{Answer, Event, Exit, Failed, Kind, Messages, Order, Start, Told, send};
 use crate::process::Process;
+use crate::report;
 use crate::supervisor::Patience;
 use crate::worker::{Lead, SUPERVISOR};
 use std::{
@@ -238,6 +239,7 @@ impl Node {
         let first = rank == 0;
         let (process, out, err) = Process::start(command, first && self.screen.terminal)?;
         let log = Arc::new(RankLog::default());
+        log.line(&format!("[rank {rank} of {}: process {}, attempt {}]", start.world, process.id(), start.attempt));
         let pumps = [(out, Which::Out, &self.screen.out), (err, Which::Err, &self.screen.err)].map(|(from, which, screen)| {
             let (log, events, index) = (log.clone(), self.events.clone(), self.index);
             let through: Option<ToScreen> = first.then(|| screen.clone());
@@ -274,6 +276,7 @@ impl Node {
                 let read = heard_out && slot.pumps.iter().all(JoinHandle::is_finished);
                 if read || now.duration_since(since) > DRAIN {
                     slot.reported = true;
+                    slot.log.line(&format!("[rank {} {}]", slot.rank, report::ended(exit)));
                     events.push(Event::Exited { rank: slot.rank, exit, tail: slot.log.tail() });
                 }
                 continue;

@@ -53,6 +53,11 @@ impl Process {
         Ok((Process { child, pid, exit: None }, out, err))
     }
 
+    /// Its number.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// How it ended, when it has.
     pub(crate) fn exit(&mut self) -> Option<Exit> {
         if self.exit.is_none() {

@@ -74,6 +74,14 @@ pub(crate) fn blamed(who: &str, by: usize, said: &str, doing: &Doing) -> String 
     format!("error: {who} keeps the others waiting: it lives, and says what it does: {doing}. But {waited}\n  the first of them: {said}")
 }
 
+/// How a process ended, for its log.
+pub(crate) fn ended(exit: Exit) -> String {
+    match exit {
+        Exit::Code(n) => format!("ended with exit code {n}"),
+        Exit::Signal(_) => died(exit),
+    }
+}
+
 fn died(exit: Exit) -> String {
     match exit {
         Exit::Code(n) => format!("ended without a word, with exit code {n}"),
