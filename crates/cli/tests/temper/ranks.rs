@@ -2,7 +2,7 @@
 
 use crate::hosts::Hosts;
 use crate::job::{Job, signal};
-use crate::support::{Case, close, column, copy, essences};
+use crate::support::{Case, close, column, command, copy, essences, finish, in_shell};
 use rustix::process::Signal;
 use std::{
     fs,
@@ -210,6 +210,20 @@ fn a_launch_is_stopped_while_an_ssh_hangs() {
         assert!(began.elapsed() < Duration::from_secs(25), "{:?}: {done:#?}", began.elapsed());
         assert!(!done.stderr.contains("failed"), "nobody is blamed: {done:#?}");
     }
+}
+
+/// An ssh that asks on the terminal would wait for ever, as it is in the background there.
+#[test]
+fn an_ssh_that_asks_for_a_password_is_named() {
+    if Command::new("script").arg("--version").output().is_err() {
+        return println!("SKIPPED: no script(1) here, which gives a terminal");
+    }
+    let case = Case::tiny();
+    case.write("hosts", "127.0.0.1:1\n");
+    let args = by_script(&case, "read answer < /dev/tty\nexec sh -c \"$2\"");
+    let launch = command(&case.dir, &args.iter().map(String::as_str).collect::<Vec<_>>());
+    let done = finish(in_shell("exec script -qec \"$(printf '%s ' \"$0\" \"$@\")\" /dev/null", &launch)).exits(1);
+    done.says(&["error: 127.0.0.1: ", "ssh waits for an answer (a password,", "log in without questions"]);
 }
 
 /// A Ctrl-C in the launcher's terminal is heard by the launcher alone: the run is saved, which an ssh that ends at it would prevent.
