@@ -2,7 +2,7 @@
 
 use crate::args::{BuildRoleplay, Data, Preview, Stats};
 use crate::exit::BadInput;
-use crate::out::{say, say_json};
+use crate::out::{Stdout, say, say_json};
 use std::{
     io::{self, BufWriter, IsTerminal, Write},
     ops::ControlFlow,
@@ -43,7 +43,7 @@ fn input(config: &std::path::Path, sets: &[String]) -> anyhow::Result<Input> {
 
 fn show(args: &Preview) -> anyhow::Result<()> {
     let input = input(&args.config, &args.sets)?;
-    let mut out = Printer { tokenizer: &input.tokenizer, json: args.json, out: BufWriter::new(io::stdout().lock()) };
+    let mut out = Printer { tokenizer: &input.tokenizer, json: args.json, out: BufWriter::new(Stdout) };
     if let Some(step) = args.step {
         return show_step(&input, step, &mut out);
     }

@@ -1,5 +1,6 @@
 //! Exit codes: 0 done, 1 failed, 2 bad input. And the one line that says why.
 
+use crate::out::{Stdout, tell};
 use std::process::ExitCode;
 
 /// The work was done and its answer is no: `verify` found a difference, a checkpoint is damaged. Already printed.
@@ -26,7 +27,8 @@ pub fn code(result: anyhow::Result<()>) -> ExitCode {
     if is_closed_pipe(&error) {
         return ExitCode::SUCCESS; // `temper ... | head` is not a failure
     }
-    crate::out::tell(format_args!("error: {error}")); // the libraries' messages tell their causes
+    let of = if error.is::<std::io::Error>() && Stdout::lost().is_some() { "standard output cannot be written: " } else { "" };
+    tell(format_args!("error: {of}{error}")); // the libraries' messages tell their causes
     ExitCode::from(code_of(&error))
 }
 

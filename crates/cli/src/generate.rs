@@ -2,7 +2,8 @@
 
 use crate::args::Generate;
 use crate::exit::BadInput;
-use crate::out::say;
+use crate::out::{Stdout, say};
+use crate::weights;
 use std::{
     cell::RefCell,
     io::{self, Write},
@@ -27,6 +28,7 @@ pub fn run(args: &Generate, ops: Arc<dyn Ops>) -> anyhow::Result<()> {
     let ends = end_tokens_in(&folder, &|t| tokenizer.id_of(t), turn_end.as_deref(), arch.vocab)?;
     let model = Model::new(&arch)?;
     let dtype = args.dtype.map_or(Ok(ops.dtypes()[0]), |d| d.on(&*ops))?;
+    weights::must_be_in(&folder)?;
     let (tensors, notices) = WeightsFolder::open(&folder)?.load(&model.params, dtype)?;
     for notice in arch.notices.iter().chain(&notices).chain(&ends.notices) {
         crate::out::tell(format_args!("note: {notice}"));
@@ -129,8 +131,7 @@ impl Streamer {
         if self.json || self.failed.is_some() || text.is_empty() {
             return;
         }
-        let mut out = io::stdout().lock();
-        self.failed = out.write_all(text.as_bytes()).and_then(|()| out.flush()).err();
+        self.failed = Stdout.write_all(text.as_bytes()).and_then(|()| Stdout.flush()).err();
     }
 
     fn finish(self) -> anyhow::Result<()> {

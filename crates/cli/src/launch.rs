@@ -4,7 +4,9 @@ use crate::args::{self, Cli, Sft};
 use crate::backend::gpus;
 use crate::exit::{BadInput, Told};
 use crate::layout;
+use crate::out::{Stdout, tell};
 use crate::rank::{self, Rank};
+use crate::sft;
 use std::{
     io::{self, IsTerminal},
     path::PathBuf,
@@ -127,7 +129,9 @@ fn supervise(
             resumable: Box::new(move || store.list().is_ok_and(|all| all.iter().any(|c| c.fault.is_none()))),
         },
         &stops,
-    )
+    )?;
+    sft::tell_what_is_lost(config);
+    Ok(())
 }
 
 /// Runs this command line as `ranks` processes of this host that need no run folder; in each of them does `work`. A Ctrl-C ends it at
@@ -174,7 +178,7 @@ fn run_supervisor(supervisor: Supervisor, stops: &Receiver<()>) -> anyhow::Resul
 }
 
 fn screen() -> Screen {
-    Screen { out: Arc::new(Mutex::new(io::stdout())), err: Arc::new(Mutex::new(io::stderr())), terminal: io::stderr().is_terminal() }
+    Screen { out: Arc::new(Mutex::new(Stdout)), err: Arc::new(Mutex::new(io::stderr())), terminal: io::stderr().is_terminal() }
 }
 
 /// What the supervisors of a job that no launcher of ours started have in common, and those of another job on these hosts do not.
@@ -221,7 +225,14 @@ pub fn launch(args: &args::Launch) -> anyhow::Result<()> {
     let (stop, stops) = Stop::new();
     ctrlc::set_handler(move || stop.press())?;
     match launch.run(&screen(), &stops)? {
-        0 => Ok(()),
+        0 => {
+            if let Some(why) = Stdout::lost() {
+                tell(format_args!(
+                    "warning: standard output could not be written: {why}. The job itself is complete: all is in its run folder"
+                ));
+            }
+            Ok(())
+        }
         code => Err(Told(code).into()),
     }
 }

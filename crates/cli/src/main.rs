@@ -19,6 +19,7 @@ mod shortage;
 mod table;
 mod trace;
 mod verify;
+mod weights;
 
 use args::{Cli, Command};
 use clap::Parser;

@@ -5,7 +5,7 @@ use crate::backend::{Backend, ranks_here};
 use crate::exit::BadInput;
 use crate::generate::{answer, chat_prompt};
 use crate::layout;
-use crate::out::{say, tell};
+use crate::out::{Stdout, say, tell};
 use crate::rank::Rank;
 use crate::trace::{self, StepTrace};
 use std::{
@@ -16,6 +16,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use temper_checkpoint::Store;
 use temper_config::Config;
 use temper_monitor::{Fan, Progress, Target};
 use temper_rollout::{Request, end_tokens_in};
@@ -82,14 +83,18 @@ pub fn run(args: &Sft, cli: &Cli, rank: &Rank, open: Open, started: Instant) -> 
             tell(format_args!("note: log.sample_prompt is not answered: {error}"));
         }
     }
-    Ok(if rank.speaks() { whereabouts(&run) } else { Ok(()) }?)
+    if rank.speaks() {
+        whereabouts(run.config())?;
+        tell_what_is_lost(run.config());
+    }
+    Ok(())
 }
 
 /// Who hears of the run: on the rank that speaks the screen and the run folder, a trace if one is recorded, the supervisor if there is one.
 fn sinks(run: &Run, rank: &Rank, recorder: Option<StepTrace>) -> anyhow::Result<Fan> {
     let mut sinks = Fan::new();
     if rank.speaks() {
-        let progress = Progress::new(Target::detect(Box::new(io::stdout())), run.config().log.every);
+        let progress = Progress::new(Target::detect(Box::new(Stdout)), run.config().log.every);
         sinks = Fan::for_run(run.dir(), run.config().log.tensorboard)?.with(progress);
     }
     if let Some(recorder) = recorder {
@@ -140,27 +145,34 @@ fn reply(run: &Run, prompt: &str) -> anyhow::Result<()> {
     Ok(say(format_args!("\n> {prompt}\n{}\n", done.text.trim()))?)
 }
 
-/// Where everything is.
-fn whereabouts(run: &Run) -> io::Result<()> {
-    let dir = run.dir();
+/// Where everything is. What stdout does not take is told later.
+fn whereabouts(config: &Config) -> io::Result<()> {
+    match whereabouts_of(config).into_iter().try_for_each(say) {
+        Err(_) if Stdout::lost().is_some() => Ok(()),
+        result => result,
+    }
+}
+
+/// The lines of a run that is complete: where everything is.
+fn whereabouts_of(config: &Config) -> Vec<String> {
+    let dir = &config.log.dir;
+    let tensorboard = if config.log.tensorboard { ", tensorboard/" } else { "" };
     let mut lines = vec![
-        ("checkpoints", format!("{}", run.store.dir().display())),
-        (
-            "metrics",
-            format!(
-                "{}  (also loss.svg{})",
-                dir.join("events.jsonl").display(),
-                if run.config().log.tensorboard { ", tensorboard/" } else { "" }
-            ),
-        ),
+        ("checkpoints", format!("{}", Store::new(dir).dir().display())),
+        ("metrics", format!("{}  (also loss.svg{tensorboard})", dir.join("events.jsonl").display())),
     ];
-    if run.config().checkpoint.export {
+    if config.checkpoint.export {
         let hf = dir.join("hf");
         lines.push(("model", format!("{}  (loads in transformers, vLLM and temper)", hf.display())));
         lines.push(("try it", format!("temper generate {} --chat \"...\"", hf.display())));
     }
-    for (name, text) in lines {
-        say(format_args!("{name:<12} {text}"))?;
+    lines.into_iter().map(|(name, text)| format!("{name:<12} {text}")).collect()
+}
+
+/// After a run that is complete: on stderr, that stdout took not all of it, and where everything is. That is no failure of the run.
+pub fn tell_what_is_lost(config: &Config) {
+    if let Some(why) = Stdout::lost() {
+        tell(format_args!("warning: standard output could not be written: {why}. The run itself is complete:"));
+        whereabouts_of(config).iter().for_each(tell);
     }
-    Ok(())
 }

@@ -7,9 +7,11 @@ use crate::error::{Error, Result};
 use crate::hosts::Host;
 use crate::logs::{Screen, ToScreen};
 use crate::node::{TICK, secret};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::{
     ffi::OsString,
     io::{self, BufRead, Read, Write},
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
@@ -29,6 +31,17 @@ const BEGUN: &str = "temper launch: begun";
 
 /// How long the supervisors may take to follow the first that ended.
 const FOLLOW: Duration = Duration::from_secs(20);
+/// As [`FOLLOW`], after a word to stop.
+const STOP: Duration = Duration::from_secs(8);
+/// As [`FOLLOW`], after a second word to stop. A supervisor kills its workers within a second.
+const AT_ONCE: Duration = Duration::from_secs(2);
+/// The exit code of an ssh that could not do its part.
+const LOST: u8 = 255;
+
+/// What a first word to stop is answered with.
+const STOPPING: &str = "the hosts are told to stop; once more to stop at once";
+/// As [`STOPPING`], where there is nothing to end in order.
+const STOPPING_AT_ONCE: &str = "stopping: not every host has begun, so all are ended at once";
 
 /// A start by ssh.
 pub struct Launch {
@@ -51,7 +64,8 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Starts the hosts and waits for them; returns the exit code of the first host's supervisor.
+    /// Starts the hosts and waits for them; returns the exit code of the first host's supervisor, 1 where ssh failed, or 130 where `stops`
+    /// ended it before that supervisor could say.
     ///
     /// # Errors
     /// When ssh itself cannot be started, or what it should run is not text.
@@ -73,7 +87,9 @@ impl Launch {
         let Some((ssh, own)) = self.ssh.split_first() else { return Err(Error::Input("--ssh is empty. Give a program, e.g. ssh".into())) };
         let mut command = Command::new(ssh);
         command.args(own).arg(&host.name).arg(self.line(node, host)?);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|e| {
+        // A group of its own: ssh ends itself at a Ctrl-C, and with it the supervisor that should end the run in order.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().map_err(|e| {
             Error::Input(format!("--ssh {}: it cannot be started for {}: {e}. Give a program, e.g. ssh", ssh.display(), host.name))
         })?;
         if let Some(stdin) = &mut child.stdin {
@@ -114,44 +130,87 @@ impl Launch {
         Ok(format!("echo '{BEGUN}' >&2; cd {} && exec env {} {}", text(self.folder.as_os_str())?, variables.join(" "), words.join(" ")))
     }
 
+    /// Waits for the end of all; returns the job's exit code.
     fn wait(&self, seats: &mut [Remote], screen: &Screen, stops: &Receiver<()>) -> u8 {
-        let mut deadline: Option<Instant> = None;
+        let (mut deadline, mut presses, mut ssh_failed, mut head_over) = (None::<Instant>, 0, false, false);
+        let sooner = |deadline: Option<Instant>, limit| {
+            let then = Instant::now() + limit;
+            Some(deadline.map_or(then, |d| d.min(then)))
+        };
         loop {
             while stops.try_recv().is_ok() {
+                presses += 1;
+                // Where a host has not begun there is no training to end in order, and who might wait for that host is told by the end.
+                let at_once = presses > 1 || ssh_failed || seats.iter().any(|s| !s.begun.load(Ordering::Relaxed));
+                if presses == 1 {
+                    screen.say(if at_once { STOPPING_AT_ONCE } else { STOPPING });
+                }
                 seats.iter_mut().for_each(Remote::stop);
+                if at_once {
+                    seats.iter_mut().for_each(Remote::let_go);
+                    deadline = sooner(deadline, if presses > 1 { AT_ONCE } else { STOP });
+                }
             }
-            let ended: Vec<usize> = (0..seats.len()).filter(|n| seats[*n].ended().is_some()).collect();
-            if !ended.is_empty() && deadline.is_none() {
-                deadline = Some(Instant::now() + FOLLOW);
-                self.ssh_failed(&ended, seats, screen);
+            for (n, (host, seat)) in self.hosts.iter().zip(seats.iter_mut()).enumerate() {
+                // After a word to stop, the end of the head or the failure of another it says nothing of ssh how a host ends.
+                let judged = presses == 0 && !ssh_failed && !head_over;
+                if let Some(code) = seat.just_ended() {
+                    deadline = sooner(deadline, if presses > 0 { STOP } else { FOLLOW });
+                    ssh_failed |= judged && self.has_failed(host, code, seat, screen);
+                    head_over |= n == 0;
+                } else if judged && seat.waits_for_terminal() {
+                    deadline = sooner(deadline, FOLLOW);
+                    ssh_failed = true;
+                    let what = "waits for an answer (a password, or whether the host is known), and has no terminal here";
+                    let remedy = "Let it log in without questions: a key in an agent, and the host among the known ones";
+                    screen.say(&format!("error: {}: {} {what}. {remedy}", host.name, self.ssh()));
+                }
             }
-            if ended.len() == seats.len() || deadline.is_some_and(|d| Instant::now() > d) {
-                // The head's code; where only others failed to start, theirs.
-                let codes: Vec<u8> = seats.iter().filter_map(|s| s.code).collect();
-                let head = seats.first().and_then(|s| s.code);
-                return head.filter(|c| *c != 0).or_else(|| codes.into_iter().find(|c| *c != 0)).or(head).unwrap_or(1);
+            if ssh_failed {
+                seats.iter_mut().for_each(Remote::let_go);
+            }
+            if seats.iter().all(|s| s.code.is_some()) || deadline.is_some_and(|d| Instant::now() > d) {
+                return job_code(seats, ssh_failed, presses);
             }
             thread::sleep(TICK);
         }
     }
 
-    /// ssh ends with 255 when it could not do its part, and what stands for it may end with anything: the others are not left waiting.
-    fn ssh_failed(&self, ended: &[usize], seats: &mut [Remote], screen: &Screen) {
-        let mut failed = false;
-        for n in ended {
-            let (Some(host), Some(seat)) = (self.hosts.get(*n), seats.get_mut(*n)) else { continue };
-            if seat.has_begun() && seat.code != Some(255) {
-                continue;
-            }
-            let (ssh, code) = (self.ssh.first().map(|s| s.display().to_string()).unwrap_or_default(), seat.code.unwrap_or(1));
-            let what = "before a supervisor ran there (its own words, if any, are above); the other hosts are ended. See --ssh";
-            screen.say(&format!("error: {}: {ssh} failed: it ended with {code} {what}", host.name));
-            seat.code = Some(code.max(1));
-            failed = true;
-        }
-        if failed {
-            seats.iter_mut().for_each(|s| drop(s.child.stdin.take()));
-        }
+    /// Whether it was ssh that failed on a host that ended: with 255 when it could not do its part, and what stands for it may end with
+    /// anything before a shell has begun. Says so, after its own words.
+    fn has_failed(&self, host: &Host, code: u8, seat: &Remote, screen: &Screen) -> bool {
+        let what = match (seat.has_begun(), code) {
+            (true, LOST) => "the connection to the supervisor there broke",
+            (true, _) => return false,
+            (false, _) => "before a supervisor ran there",
+        };
+        let what = format!("it ended with {code}, {what} (its own words, if any, are above)");
+        screen.say(&format!("error: {}: {} failed: {what}; the other hosts are ended. See --ssh", host.name, self.ssh()));
+        true
+    }
+
+    fn ssh(&self) -> String {
+        self.ssh.first().map(|s| s.display().to_string()).unwrap_or_default()
+    }
+}
+
+/// The exit code of a job: 1 where ssh failed; else the head's, or where only others failed, theirs. Who was told to stop and did not
+/// get to say how it ended was stopped.
+fn job_code(seats: &[Remote], ssh_failed: bool, presses: usize) -> u8 {
+    if ssh_failed {
+        return 1;
+    }
+    // A supervisor's own code: not that of an ssh that was ended, or lost its host. One that a shell could not start has failed.
+    let own = |s: &Remote| match s.code {
+        Some(LOST) => None,
+        Some(126 | 127) => Some(1),
+        code => code.filter(|_| s.begun.load(Ordering::Relaxed)),
+    };
+    let head = seats.first().and_then(own);
+    match presses {
+        0 => head.filter(|c| *c != 0).or_else(|| seats.iter().filter_map(own).find(|c| *c != 0)).or(head).unwrap_or(1),
+        1 => head.unwrap_or(130),
+        _ => 130,
     }
 }
 
@@ -165,11 +224,13 @@ struct Remote {
 }
 
 impl Remote {
-    fn ended(&mut self) -> Option<u8> {
-        if self.code.is_none() {
-            let status = self.child.try_wait().ok().flatten();
-            self.code = status.map(|s| s.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1));
+    /// Its code, when it has ended since this was last asked.
+    fn just_ended(&mut self) -> Option<u8> {
+        if self.code.is_some() {
+            return None;
         }
+        let status = self.child.try_wait().ok().flatten()?;
+        self.code = Some(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1));
         self.code
     }
 
@@ -182,18 +243,40 @@ impl Remote {
         self.begun.load(Ordering::Relaxed)
     }
 
+    /// Whether it was stopped by the terminal, which it may not ask: it is in the background there.
+    fn waits_for_terminal(&self) -> bool {
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = || waitid(WaitId::Pid(Pid::from_child(&self.child)), stopped).ok().flatten();
+        let signal = if self.code.is_none() { status().and_then(|s| s.stopping_signal()) } else { None };
+        signal.is_some_and(|s| [Signal::TTIN, Signal::TTOU].iter().any(|tty| tty.as_raw() == s))
+    }
+
+    /// Passes a Ctrl-C on.
     fn stop(&mut self) {
         if let Some(stdin) = &mut self.child.stdin {
             let _ = writeln!(stdin, "stop").and_then(|()| stdin.flush());
         }
     }
 
-    /// Closes its stdin, which ends it, and shows what it still says.
+    /// Closes its stdin, which ends a supervisor at once; an ssh that has reached none is ended itself.
+    fn let_go(&mut self) {
+        drop(self.child.stdin.take());
+        if !self.begun.load(Ordering::Relaxed) {
+            self.kill();
+        }
+    }
+
+    /// Ends ssh, and what it may have started here.
+    fn kill(&mut self) {
+        if self.code.is_none() {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        }
+    }
+
+    /// Ends it, and shows what it still says.
     fn end(&mut self) {
         drop(self.child.stdin.take());
-        if self.code.is_none() {
-            let _ = self.child.kill();
-        }
+        self.kill();
         let _ = self.child.wait();
         let deadline = Instant::now() + Duration::from_secs(1);
         while self.pumps.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {

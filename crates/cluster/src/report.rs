@@ -106,6 +106,8 @@ fn died(exit: Exit) -> String {
 pub(crate) struct Others {
     /// Said the same.
     pub(crate) same: usize,
+    /// Were interrupted, as the first was.
+    pub(crate) interrupted: usize,
     /// Stopped because of it, or were stopped.
     pub(crate) stopped: usize,
     /// Failed of something else.
@@ -118,6 +120,9 @@ pub(crate) fn others(n: Others, logs: Option<String>) -> String {
     let mut parts = vec![];
     if n.same > 0 {
         parts.push(format!("{} failed in the same way", count(n.same)));
+    }
+    if n.interrupted > 0 {
+        parts.push(format!("{} stopped", count(n.interrupted)));
     }
     if n.stopped > 0 {
         parts.push(format!("{} stopped because of it", count(n.stopped)));

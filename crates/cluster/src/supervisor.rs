@@ -1,6 +1,6 @@
 //! A supervisor: the node of this host, and on the first host also the head of the job.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{Act, Job, Terms};
 use crate::link::{self, Lines};
 use crate::logs::Screen;
@@ -108,7 +108,7 @@ impl Supervisor {
         match self.seat.clone() {
             Seat::Only => self.lead(1, None, secret(), stops),
             Seat::First { nodes, master, token } => self.lead(nodes, Some(master), token, stops),
-            Seat::Other { node, master, token } => self.follow(node, (&master.0, master.1.saturating_add(1)), token, stops),
+            Seat::Other { node, master, token } => self.follow(node, (master.0, master.1.saturating_add(1)), token, stops),
         }
     }
 
@@ -141,18 +141,26 @@ impl Supervisor {
         Ok(code)
     }
 
-    fn follow(self, index: usize, head: (&str, u16), token: String, stops: &Receiver<()>) -> Result<u8> {
+    fn follow(self, index: usize, head: (String, u16), token: String, stops: &Receiver<()>) -> Result<u8> {
         let (events, reported) = channel();
         let (inputs, orders) = channel();
         let joined = Event::Joined { token, node: index, host: host(), ranks: self.workers.count };
+        let (screen, patience) = (self.screen.clone(), self.patience);
         let node = Node::new(index, self.workers, self.patience, self.screen, events.clone(), inputs.clone())?;
-        link::join(head, &joined, self.patience, reported, inputs)?;
+        // A thread of its own, since looking up a name and connecting listen to nobody.
+        let address = format!("{}:{}", head.0, head.1);
+        let joining = thread::spawn(move || link::join((&head.0, head.1), &joined, patience, reported, inputs));
+        while !joining.is_finished() {
+            if pressed(stops) {
+                screen.say(&format!("error: stopped while waiting for the first node's supervisor at {address}: nothing was started here"));
+                return Ok(130);
+            }
+        }
+        joining.join().unwrap_or_else(|_| Err(Error::Supervisor("joining the first node's supervisor panicked".into())))?;
         let own = thread::spawn(move || node.run(&orders));
         while !own.is_finished() {
-            match stops.recv_timeout(TICK) {
-                Ok(()) => drop(events.send((index, Event::Stop))),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(TICK),
+            if pressed(stops) {
+                let _ = events.send((index, Event::Stop));
             }
         }
         Ok(own.join().unwrap_or(1))
@@ -205,6 +213,18 @@ impl Head {
             }
         }
         None
+    }
+}
+
+/// Whether the supervisor is told to stop within a tick.
+fn pressed(stops: &Receiver<()>) -> bool {
+    match stops.recv_timeout(TICK) {
+        Ok(()) => true,
+        Err(RecvTimeoutError::Timeout) => false,
+        Err(RecvTimeoutError::Disconnected) => {
+            thread::sleep(TICK);
+            false
+        }
     }
 }
 

@@ -4,7 +4,10 @@ mod common;
 
 use common::{Job, gone_within, two_free_ports};
 use rustix::process::{Pid, Signal, kill_process};
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 #[test]
 fn as_supervisor_or_worker() {
@@ -233,4 +236,28 @@ fn nodes_must_bring_what_the_job_needs() {
     b.finish().exits(2, 15);
     let missing = Job::new(1, "").with("TEST_NODE", 0).with("TEST_NODES", 3).with("TEST_PORT", two_free_ports());
     missing.run().exits(1, 20).says(&["error: 2 of 3 nodes did not come within 10 s: number 1, 2"]);
+}
+
+/// Whether a process catches a signal; one that does not yet is ended by it.
+fn catches(pid: i32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1)
+}
+
+/// The first node never comes, for which the others have patience: a word ends them sooner.
+#[test]
+fn a_node_that_waits_for_the_first_can_be_stopped() {
+    for word in [Signal::INT, Signal::TERM] {
+        let job = Job::new(1, "").with("TEST_NODE", 1).with("TEST_NODES", 2).with("TEST_PORT", two_free_ports());
+        let running = job.with("TEST_GATHER", 300).start();
+        let pid = running.child.id() as i32;
+        let began = Instant::now();
+        while !catches(pid, word) {
+            assert!(began.elapsed() < Duration::from_secs(30), "it never listens to {word:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal(pid, word);
+        running.finish().exits(130, 30).says(&["stopped while waiting for the first node's supervisor at 127.0.0.1:"]);
+    }
 }

@@ -68,6 +68,20 @@ impl Job<'_> {
         let text = self.args.layout.as_deref().unwrap_or_default();
         let origin = format!("--layout {text}");
         let asked = LayoutRequest::parse(text, &origin)?;
+        let no_axes = [
+            ("vpp", asked.vpp.is_some()),
+            ("split", !asked.split.is_empty()),
+            ("sequence", asked.sequence.is_some()),
+            ("mb", asked.micro_batch.is_some()),
+            ("recompute", asked.recompute.is_some()),
+            ("offload", asked.offload.is_some()),
+            ("auto", asked.auto),
+        ];
+        if let Some((key, _)) = no_axes.into_iter().find(|(_, given)| *given) {
+            return Err(
+                BadInput(format!("{origin}: {key} changes no group of ranks, and so nothing that is measured: leave it out")).into()
+            );
+        }
         // There is no model: whoever names the axes of experts has some.
         let has_experts = asked.ep.or(asked.etp).is_some();
         Ok(of_engine(&asked.over(Some(ranks), has_experts, &origin)?).axes)

@@ -8,6 +8,7 @@ use crate::{
     exit::{BadInput, Negative},
     out::say,
     table::Table,
+    weights,
 };
 use layout::Wanted;
 use std::{io, path::Path, sync::Arc};
@@ -34,6 +35,7 @@ pub fn run(args: &Verify, cli: &Cli) -> anyhow::Result<()> {
     }
     let folder = resolve_model(&args.model, Path::new(""), "main", true)?;
     let wanted = Wanted::of(args.layout.as_deref(), &folder)?;
+    weights::must_be_in(&folder)?;
     let ops = ops(cli, &wanted)?;
     let subject =
         Subject { folder: &folder, dtype: args.dtype.on(&*ops)?, layout: wanted.layout.clone(), recompute: wanted.recompute, ops };

@@ -1,7 +1,7 @@
 //! What a user may rely on: the same seed gives the same run, settings that only move work around change nothing, and each
 //! key of the configuration does what it says.
 
-use crate::support::{Case, HERE, close, column, essences};
+use crate::support::{Case, HERE, close, column, command, essences, finish, in_shell};
 use serde_json::Value;
 use std::{fs, path::Path};
 
@@ -244,6 +244,10 @@ fn random_weights_need_only_a_config_and_a_tokenizer() {
         fs::copy(case.path("../common/tiny-qwen3").join(file), case.path("bare").join(file)).unwrap();
     }
     case.sft("config.toml", &["model.path=bare"]).exits(2).says(&["bare", "model.init"]);
+    for command in [&["verify", "bare", "--layout", "tp=2"][..], &["generate", "bare", "--prompt", "1 + 1 ="]] {
+        let done = case.temper(command).exits(2).says(&["bare", "no model.safetensors", "Download the weights"]);
+        assert!(!done.stderr.contains("model.init"), "a key of a configuration that there is not: {done:#?}");
+    }
     let random = ["model.path=bare", "model.init=random"];
     case.sft("config.toml", &random).ok();
     let first = case.steps("run");
@@ -284,4 +288,21 @@ fn the_quickstart_runs() {
     let evals: Vec<Value> = case.events("run").into_iter().filter(|e| e["event"] == "eval").collect();
     assert!(evals[0]["loss"].as_f64() > evals[1]["loss"].as_f64(), "{evals:?}");
     case.temper(&["generate", "run/hf", "--chat", "Hello", "--max-tokens", "8"]).ok();
+}
+
+/// A full disk under stdout costs what would have been printed, and not the run: by one rank and by several alike.
+#[test]
+fn a_run_that_stdout_does_not_take_is_complete_and_says_so() {
+    let case = Case::tiny();
+    for ranks in ["1", "2"] {
+        let dir = format!("log.dir=of-{ranks}");
+        let args = Case::sft_args("config.toml", &[&dir], &["--ranks", ranks]);
+        let done = finish(in_shell("exec \"$0\" \"$@\" > /dev/full", &command(&case.dir, &args))).ok();
+        let done = done.says(&["warning: standard output could not be written: No space left on device", "The run itself is complete"]);
+        assert!(done.stderr.contains(&format!("of-{ranks}/hf")) && case.has(&format!("of-{ranks}/hf/model.safetensors")), "{done:#?}");
+        assert!(!done.stderr.contains("error:"), "{done:#?}");
+    }
+    let plan = command(&case.dir, &["bench", "comm", "--transport", "threads", "--max", "4K"]);
+    let done = finish(in_shell("exec \"$0\" \"$@\" > /dev/full", &plan)).exits(1);
+    done.says(&["error: standard output cannot be written: No space left on device"]);
 }

@@ -244,6 +244,11 @@ fn what_cannot_be_measured_is_refused_by_name() {
     let case = Case::tiny();
     let comm = |more: &[&str]| case.temper(&[&["bench", "comm"][..], more].concat());
     comm(&["--layout", "tp=3", "--ranks", "4"]).exits(2).says(&["layout tp=3", "does not make up 4 ranks"]);
+    for word in ["vpp=2", "recompute=full", "sequence=false", "mb=2", "offload=none", "split=1/1", "auto"] {
+        let layout = format!("pp=2,{word}");
+        let key = word.split('=').next().unwrap();
+        comm(&["--layout", &layout, "--ranks", "2"]).exits(2).says(&[&format!("{key} changes no group of ranks"), "leave it out"]);
+    }
     comm(&["--transport", "tcp"]).exits(2).says(&["--ranks N", "mpirun"]);
     comm(&["--only", "gossip"]).exits(2).says(&["gossip", "all_reduce", "send"]);
     comm(&["--min", "8K", "--max", "4K"]).exits(2).says(&["--max is smaller"]);

@@ -1,9 +1,10 @@
 //! A job of several ranks that runs while a test watches and disturbs it.
 
-use crate::support::{Case, Done, command, drain, wait};
-use rustix::process::{Pid, Signal, kill_process};
+use crate::support::{Case, Done, command, drain, in_shell, wait};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::{
     fs,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::{self, JoinHandle},
@@ -44,21 +45,19 @@ impl Job {
     /// As [`Job::sft`], with writes beyond a limit refused and not punished by a signal.
     pub fn sft_on_small_disk(case: &Case, sets: &[&str]) -> Job {
         let temper = command(&case.dir, &Case::sft_args("config.toml", sets, &[]));
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(temper.get_program()).args(temper.get_args()).current_dir(&case.dir);
-        for (name, value) in temper.get_envs() {
-            match value {
-                Some(value) => shell.env(name, value),
-                None => shell.env_remove(name),
-            };
-        }
-        Job::spawn(case, shell)
+        Job::spawn(case, in_shell("trap '' XFSZ; exec \"$0\" \"$@\"", &temper))
     }
 
     fn spawn(case: &Case, mut command: Command) -> Job {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().unwrap();
         let output = [drain(child.stdout.take()), drain(child.stderr.take())];
         Job { dir: case.dir.clone(), child, output }
+    }
+
+    /// A Ctrl-C in the terminal, which its whole process group gets.
+    pub fn ctrl_c(&self) {
+        kill_process_group(Pid::from_raw(self.id() as i32).unwrap(), Signal::INT).unwrap();
     }
 
     /// The supervisor's process.

@@ -2,7 +2,7 @@
 
 use crate::hosts::Hosts;
 use crate::job::{Job, signal};
-use crate::support::{Case, close, column, copy, essences};
+use crate::support::{Case, close, column, command, copy, essences, finish, in_shell};
 use rustix::process::Signal;
 use std::{
     fs,
@@ -167,19 +167,77 @@ fn a_resume_needs_no_more_memory_than_training() {
     }
 }
 
+/// Arguments of a launch on the hosts of the file `hosts` by a script for ssh, which has the host's name in `$1` and the line of shell
+/// for it in `$2`.
+fn by_script(case: &Case, script: &str) -> Vec<String> {
+    case.write("ssh", &format!("#!/bin/sh\n{script}\n"));
+    fs::set_permissions(case.path("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+    let (ssh, port) = (case.path("ssh").display().to_string(), two_free_ports());
+    ["launch", "--hostfile", "hosts", "--ssh", &ssh, "--port", &port, "--", "sft", "config.toml"].map(String::from).into()
+}
+
+/// Whichever host it is, ssh's own words come first, and the exit code is not ssh's.
 #[test]
 fn a_host_that_ssh_does_not_reach_ends_the_others() {
     let case = Case::tiny();
-    case.write("hosts", "127.0.0.1:1\nnowhere:1\n");
-    case.write("ssh", "#!/bin/sh\n[ \"$1\" = nowhere ] && { echo no route >&2; exit 255; }\nexec sh -c \"$2\"\n");
-    fs::set_permissions(case.path("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
-    let (ssh, port) = (case.path("ssh").display().to_string(), two_free_ports());
-    let began = Instant::now();
-    let args = ["launch", "--hostfile", "hosts", "--ssh", &ssh, "--port", &port, "--", "sft", "config.toml"];
-    let done = case.temper(&args);
-    assert_ne!(done.code, 0);
-    assert!(began.elapsed() < Duration::from_secs(30));
-    done.says(&["[nowhere] no route", "error: nowhere: ", "failed"]);
+    let args = by_script(&case, "case $1 in no*) echo no route >&2; exit 255;; esac\nexec sh -c \"$2\"");
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    for hosts in ["127.0.0.1:1\nnowhere:1\n", "nowhere:1\n127.0.0.1:1\n", "nowhere:1\nnorway:1\n"] {
+        case.write("hosts", hosts);
+        let began = Instant::now();
+        let done = case.temper(&args).exits(1).says(&["no route", "ssh failed: it ended with 255, before a supervisor ran there"]);
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+        assert!(done.stderr.find("no route") < done.stderr.find("error: no"), "{done:#?}");
+        assert_eq!(done.stderr.matches("error: no").count(), 1, "{done:#?}");
+    }
+}
+
+/// One host is never reached: a word ends the launch, what it has started here, and the host that waits for that one.
+#[test]
+fn a_launch_is_stopped_while_an_ssh_hangs() {
+    for (hosts, word) in [("127.0.0.1:1\nnowhere:1\n", Signal::INT), ("nowhere:1\n127.0.0.1:1\n", Signal::TERM)] {
+        let case = Case::tiny();
+        case.write("hosts", hosts);
+        let args = by_script(&case, "[ $1 = nowhere ] && { echo > hangs; sleep 1000; exit 1; }\nexec sh -c \"$2\"");
+        let mut job = Job::start(&case, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        job.until("an ssh that hangs", || case.has("hangs"));
+        let began = Instant::now();
+        match word {
+            Signal::INT => job.ctrl_c(),
+            _ => signal(job.id(), word),
+        }
+        let done = job.finish().exits(130).says(&["stopping: not every host has begun"]);
+        assert!(began.elapsed() < Duration::from_secs(25), "{:?}: {done:#?}", began.elapsed());
+        assert!(!done.stderr.contains("failed"), "nobody is blamed: {done:#?}");
+    }
+}
+
+/// An ssh that asks on the terminal would wait for ever, as it is in the background there.
+#[test]
+fn an_ssh_that_asks_for_a_password_is_named() {
+    if Command::new("script").arg("--version").output().is_err() {
+        return println!("SKIPPED: no script(1) here, which gives a terminal");
+    }
+    let case = Case::tiny();
+    case.write("hosts", "127.0.0.1:1\n");
+    let args = by_script(&case, "read answer < /dev/tty\nexec sh -c \"$2\"");
+    let launch = command(&case.dir, &args.iter().map(String::as_str).collect::<Vec<_>>());
+    let done = finish(in_shell("exec script -qec \"$(printf '%s ' \"$0\" \"$@\")\" /dev/null", &launch)).exits(1);
+    done.says(&["error: 127.0.0.1: ", "ssh waits for an answer (a password,", "log in without questions"]);
+}
+
+/// A Ctrl-C in the launcher's terminal is heard by the launcher alone: the run is saved, which an ssh that ends at it would prevent.
+#[test]
+fn a_launched_run_ends_in_order_at_a_ctrl_c() {
+    let case = Case::tiny();
+    case.write("hosts", "127.0.0.1 slots=2\n");
+    let args = by_script(&case, "exec sh -c \"$2\"");
+    let endless = ["--set", "train.steps=100000", "--set", "checkpoint.every=0", "--set", "checkpoint.export=false"];
+    let mut job = Job::start(&case, &args.iter().map(String::as_str).chain(endless).collect::<Vec<_>>());
+    job.until("a step", || case.has("run/events.jsonl") && case.steps("run").len() > 1);
+    job.ctrl_c();
+    let done = job.finish().exits(1).says(&["the hosts are told to stop", "error: interrupted after step", "1 other rank stopped; logs: "]);
+    assert!(!done.stderr.contains("failed") && !case.checkpoints("run").is_empty(), "{done:#?}");
 }
 
 /// What is given for ssh and never runs anything is named, whatever its exit code says.

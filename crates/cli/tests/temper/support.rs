@@ -78,6 +78,22 @@ fn isolated(command: &mut Command, dir: &Path) {
         .env("NO_COLOR", "1");
 }
 
+/// A command as a shell starts it, by a script in which `"$0" "$@"` is the command.
+pub fn in_shell(script: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).arg(command.get_program()).args(command.get_args());
+    if let Some(dir) = command.get_current_dir() {
+        shell.current_dir(dir);
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell
+}
+
 /// Runs a command to its end.
 #[track_caller]
 pub fn finish(mut command: Command) -> Done {

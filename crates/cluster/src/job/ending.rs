@@ -193,6 +193,7 @@ impl Job {
             match cause {
                 None => others.stopped += usize::from(!self.ranks[rank].done),
                 Some(c) if c.blames().is_some() => others.stopped += 1,
+                Some(c) if c.is_interrupted() && self.is_interrupted(first) => others.interrupted += 1,
                 Some(Cause::Said(failed)) if Some(&failed.message) == message => others.same += 1,
                 Some(c) if c.is_interrupted() => others.stopped += 1,
                 Some(_) => others.otherwise += 1,

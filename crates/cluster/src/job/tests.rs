@@ -165,7 +165,7 @@ fn an_interruption_is_no_failure_to_hurry_or_retry() {
     assert_eq!(job.tick(now + 100 * SECOND), [], "the other one still saves");
     job.take(0, failed(0, "interrupted after step 5", Kind::Interrupted), now);
     let acts = job.take(0, exited(0, Exit::Code(3)), now);
-    assert_eq!(said(&acts), "error: interrupted after step 5\n1 other rank failed in the same way; logs: run/logs");
+    assert_eq!(said(&acts), "error: interrupted after step 5\n1 other rank stopped; logs: run/logs");
     assert_eq!(acts.last(), Some(&Act::Over(3)));
     // Slurm tells every node at once: that is one stop, not two.
     let (mut job, now) = self::job(2, 0);

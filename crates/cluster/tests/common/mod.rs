@@ -71,7 +71,7 @@ fn supervise() -> u8 {
         workers,
         world: number("TEST_WORLD"),
         restarts: number("TEST_RESTARTS").unwrap_or(0),
-        patience: PATIENCE,
+        patience: Patience { gather: number("TEST_GATHER").map_or(PATIENCE.gather, |s| Duration::from_secs(s as u64)), ..PATIENCE },
         screen: Screen { out: Arc::new(Mutex::new(io::stdout())), err: Arc::new(Mutex::new(io::stderr())), terminal: false },
         resumable: Box::new(move || checkpoint.exists()),
     };
