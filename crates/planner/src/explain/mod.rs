@@ -8,6 +8,7 @@ mod memory;
 mod time;
 
 use crate::plan::Plan;
+use crate::units::thousands;
 use serde::Serialize;
 
 /// A step of an explanation.
@@ -104,18 +105,22 @@ impl Explanation {
     }
 }
 
-/// A number of an expression: whole numbers with separators, others with all their digits.
+/// Digits of a number that is not whole; those of whole ones all count.
+const DIGITS: i32 = 12;
+
+/// A number of an expression, with separators; of what is not whole as many digits as mean something, and none behind the point of a billion.
 fn n(value: f64) -> String {
-    if value.fract() != 0.0 || value.abs() >= 1e15 {
+    if value.abs() >= 1e15 {
         return format!("{value}");
     }
-    let digits = format!("{:.0}", value.abs());
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
+    if value.fract() == 0.0 || value.abs() >= 1e9 {
+        return thousands(value);
     }
-    if value < 0.0 { format!("-{text}") } else { text }
+    let before = value.abs().log10().floor() as i32 + 1;
+    let text = format!("{value:.*}", (DIGITS - before).max(0) as usize);
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let sign = if value < 0.0 { "-" } else { "" };
+    let whole = whole.trim_start_matches('-').parse().map_or_else(|_| whole.to_string(), thousands);
+    if fraction.is_empty() { format!("{sign}{whole}") } else { format!("{sign}{whole}.{fraction}") }
 }
