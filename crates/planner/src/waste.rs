@@ -15,7 +15,8 @@ fn replicas(l: &Layout, job: &Job) -> Option<Advice> {
     let (micro_batches, dp) = (l.micro_batches(job.global_batch), l.dp);
     if dp > micro_batches {
         let found = format!("{} of {dp} replicas have nothing to train: a step has {micro_batches} micro-batches", dp - micro_batches);
-        return Some(Advice::hint(found, "Lower train.micro_batch, raise train.global_batch, or take a smaller dp."));
+        let lower = if l.micro_batch > 1 { "Lower train.micro_batch, raise" } else { "Raise" };
+        return Some(Advice::hint(found, format!("{lower} train.global_batch, or take a smaller dp.")));
     }
     let slots = l.turns(job.global_batch).real.saturating_mul(dp);
     let fillers = slots.saturating_sub(micro_batches);
