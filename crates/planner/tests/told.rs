@@ -130,9 +130,9 @@ fn every_explanation_adds_up_to_the_figure_of_the_plan() {
                 }
             };
             near(e.value(), figure, 1e-12);
-            // No number shows the noise of its last bits.
-            let digits = |number: &str| number.trim_start_matches(['0', '.']).chars().filter(char::is_ascii_digit).count();
-            let noisy = |number: &str| number.contains('.') && digits(number) > 12;
+            // No number of bytes shows the noise of its last bits.
+            let digits = |number: &str| number.chars().filter(char::is_ascii_digit).count();
+            let noisy = |number: &str| number.split_once('.').is_some_and(|(whole, _)| whole.len() > 3) && digits(number) > 11;
             assert!(!e.lines.iter().any(|line| line.numbers.split(' ').any(noisy)), "{e:?}");
         }
         assert!(explain(&plan, "nonsense").is_none());
