@@ -18,7 +18,6 @@ use temper_checkpoint::Store;
 use temper_cluster::launch::{LAUNCHED, Launch, launched};
 use temper_cluster::{Patience, Rendezvous, SUPERVISOR, Screen, Seat, Stop, Supervisor, Workers, hosts};
 use temper_config::{Config, Parallel};
-use temper_train::layout::Layout;
 
 /// Most workers of a host.
 const MOST_HERE: usize = 1024;
@@ -63,10 +62,6 @@ fn role(args: &Sft, parallel: &Parallel, found: Option<Rendezvous>, launched: bo
     let fixed = parallel.tp * parallel.cp * parallel.pp;
     let per_node = args.ranks_per_node.map(|n| n as usize);
     let world = args.ranks.map(|n| n as usize).or(parallel.dp.map(|dp| dp * fixed));
-    if let Some(world) = world {
-        // Whether the model has experts shows later: `layout::settle` holds the whole layout to the rules.
-        Layout::new(parallel, world, false).map_err(|e| BadInput(e.to_string()))?;
-    }
     let node = |here, node| Role::Supervisor { here, world, node };
     match found.filter(|f| f.size > 1 || launched) {
         Some(me) if per_node.is_some() || launched => {
@@ -277,7 +272,7 @@ mod tests {
         assert_eq!(alone("", "tp=2\ndp=2", 8), supervisor(4, Some(4), None));
         assert_eq!(alone("--ranks 4", "tp=2", 0), supervisor(4, Some(4), None));
         assert_eq!(alone("--restarts 2", "", 0), supervisor(1, Some(1), None));
-        assert!(alone("--ranks 3", "tp=2", 0).unwrap_err().contains("tp 2"));
+        assert_eq!(alone("--ranks 3", "tp=2", 0), supervisor(3, Some(3), None), "`layout::settle` refuses it");
         assert!(alone("--ranks-per-node 2 --ranks 4", "", 0).unwrap_err().contains("only this node"));
     }
 

@@ -37,8 +37,15 @@ fn refuse(args: &Args, refused: &Refused) -> anyhow::Result<()> {
 
 fn tell(args: &Args, plan: &Plan, notes: &[String]) -> anyhow::Result<()> {
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg::picture(plan))
-            .map_err(|e| BadInput(format!("--svg {}: it cannot be written: {e}. Give a file in a folder that exists", path.display())))?;
+        let unwritten = |e: std::io::Error| {
+            let remedy = match e.kind() {
+                std::io::ErrorKind::NotFound => "Give a file in a folder that exists",
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => "Free space there, or give a file elsewhere",
+                _ => "Give a file that can be written",
+            };
+            BadInput(format!("--svg {}: it cannot be written: {e}. {remedy}", path.display()))
+        };
+        std::fs::write(path, svg::picture(plan)).map_err(unwritten)?;
     }
     if let Some(name) = &args.explain {
         return tell_explanation(args, plan, name);
@@ -77,10 +84,16 @@ fn question(args: &Args, cli: &Cli) -> anyhow::Result<(Run, Vec<String>)> {
     let wish = asked.or(resolved.as_ref().map(LayoutRequest::of).unwrap_or_default());
     let mut notes = Vec::new();
     let cluster = cluster(args, &wish, &Here::new(cli)?, &mut notes)?;
-    let reserve = args.reserve.or(resolved.as_ref().map(|r| r.config.parallel.reserve));
     let mut overheads = Overheads::GPU;
-    if let Some(share) = reserve {
-        overheads.reserve = within("--reserve", share, 0.0, 0.9)?;
+    if let Some(resolved) = &resolved {
+        overheads.reserve = resolved.config.parallel.reserve;
+    }
+    if let Some(share) = args.reserve {
+        // As of parallel.reserve.
+        if !(0.0..1.0).contains(&share) {
+            return Err(BadInput(format!("--reserve {share}: give a number from 0 to below 1")).into());
+        }
+        overheads.reserve = share;
     }
     let (network, mut job) = match (&args.config, &resolved, &args.model) {
         (Some(path), Some(resolved), _) => {

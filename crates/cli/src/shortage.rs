@@ -5,7 +5,7 @@ use crate::backend::ranks_here;
 use crate::layout::{as_planned, job, place, settle};
 use temper_config::Config;
 use temper_planner::memory::{Memory, Question, rank_memory};
-use temper_planner::{Layout, Network, stages};
+use temper_planner::{Network, stages};
 use temper_train::layout::Layout as Mesh;
 use temper_train::setup::find_source;
 
@@ -66,12 +66,12 @@ pub fn of_run(args: &Sft, cli: &Cli, rank: usize, ranks: usize) -> anyhow::Resul
     let job = job(&resolved.config, &place);
     let question = Question { network: &network, job: &job, layout: &layout, overheads: place.overheads };
     let memory = rank_memory(&question, &stages, rank, 1.0).unwrap_or_default();
-    Ok(planned(rank, &layout, memory))
+    Ok(planned(rank, layout.told(network.arch.moe.is_some()), memory))
 }
 
-/// The plan of a rank of a layout.
-pub fn planned(rank: usize, layout: &Layout, memory: Memory) -> Planned {
-    Planned { rank, layout: layout.to_string(), memory }
+/// The plan of a rank of a layout, as it is told.
+pub fn planned(rank: usize, layout: String, memory: Memory) -> Planned {
+    Planned { rank, layout, memory }
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
             overheads: temper_planner::memory::Overheads::NONE,
         };
         let memory = rank_memory(&question, &stages(&network, &layout).map_err(|e| anyhow::anyhow!("{e}"))?, 1, 1.0).unwrap_or_default();
-        Ok(planned(1, &layout, memory))
+        Ok(planned(1, layout.told(false), memory))
     }
 
     #[test]

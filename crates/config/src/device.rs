@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 
 const TABLE: &str = include_str!("devices.toml");
 
@@ -70,32 +71,56 @@ pub fn devices() -> Result<Vec<Device>> {
 }
 
 /// Figures beyond these are mistakes: a unit mixed up, a zero too many.
-const MOST: f64 = 1e6;
-const LEAST: f64 = 1e-3;
+const SENSIBLE: RangeInclusive<f64> = 1e-3..=1e6;
+/// The same of memory in MiB.
+const SENSIBLE_MIB: RangeInclusive<f64> = 1.0..=1e9;
 
 /// Devices from the text of a file; `origin` is what errors call it.
 ///
 /// # Errors
-/// When the text is not TOML of the form of the built-in table, or a figure is not a positive number of a sensible size.
+/// When the text is not TOML of the form of the built-in table, a figure is not a positive number of a sensible size, or a name is empty or
+/// that of another device of the file.
 pub fn devices_from_toml(text: &str, origin: &str) -> Result<Vec<Device>> {
     let file: File = toml::from_str(text).map_err(|e| Error::Syntax { origin: origin.to_string(), message: e.to_string() })?;
-    for d in &file.device {
-        let figures = [
-            ("memory_mib", d.memory_mib as f64 / 1024.0),
-            ("bf16_tflops", d.bf16_tflops),
-            ("fp8_tflops", d.fp8_tflops.unwrap_or(1.0)),
-            ("memory_tb_s", d.memory_tb_s),
-            ("link_gb_s", d.link_gb_s),
-            ("network_gb_s", d.network_gb_s),
-            ("host_gb_s", d.host_gb_s),
-        ];
-        if let Some((key, value)) = figures.iter().find(|(_, v)| !(LEAST..=MOST).contains(v)) {
-            let key = format!("{}.{key}", d.name);
-            let (found, remedy) = (format!("found {value}"), format!("Expected a number from {LEAST} to {MOST} in the unit of the key."));
-            return Err(Error::Key { origin: origin.to_string(), key, found, remedy });
-        }
+    for (i, d) in file.device.iter().enumerate() {
+        named(d, &file.device[..i]).and_then(|()| sensible(d)).map_err(|(key, found, remedy)| Error::Key {
+            origin: origin.to_string(),
+            key,
+            found,
+            remedy,
+        })?;
     }
     Ok(file.device)
+}
+
+/// Key, what was found, and the remedy.
+type Fault = (String, String, String);
+
+/// A device can be asked for by its name.
+fn named(d: &Device, before: &[Device]) -> std::result::Result<(), Fault> {
+    let found = if d.name.trim().is_empty() {
+        "found an empty name".to_string()
+    } else if before.iter().any(|other| other.name.eq_ignore_ascii_case(&d.name)) {
+        format!("two devices are called {:?}", d.name)
+    } else {
+        return Ok(());
+    };
+    Err(("device.name".to_string(), found, "Give each device a name of its own.".to_string()))
+}
+
+fn sensible(d: &Device) -> std::result::Result<(), Fault> {
+    let figures = [
+        ("memory_mib", "MiB", d.memory_mib as f64, SENSIBLE_MIB),
+        ("bf16_tflops", "TFLOP/s", d.bf16_tflops, SENSIBLE),
+        ("fp8_tflops", "TFLOP/s", d.fp8_tflops.unwrap_or(1.0), SENSIBLE),
+        ("memory_tb_s", "TB/s", d.memory_tb_s, SENSIBLE),
+        ("link_gb_s", "GB/s", d.link_gb_s, SENSIBLE),
+        ("network_gb_s", "GB/s", d.network_gb_s, SENSIBLE),
+        ("host_gb_s", "GB/s", d.host_gb_s, SENSIBLE),
+    ];
+    let Some((key, unit, value, range)) = figures.into_iter().find(|(_, _, value, range)| !range.contains(value)) else { return Ok(()) };
+    let expected = format!("Expected a number from {} to {} {unit}.", range.start(), range.end());
+    Err((format!("{}.{key}", d.name), format!("found {value}"), expected))
 }
 
 #[cfg(test)]
@@ -145,6 +170,10 @@ mod tests {
             (with("link_gb_s=1e12"), "x.link_gb_s"),
             (with("network_gb_s=1e-9"), "x.network_gb_s"),
             ("[[device]]\nname='x'\nspeed=1".to_string(), "speed"),
+            (with("memory_mib=1100000000"), "x.memory_mib: found 1100000000. Expected a number from 1 to 1000000000 MiB."),
+            (with("memory_mib=0"), "x.memory_mib: found 0."),
+            (with("host_gb_s=1.0").replace("'x'", "' '"), "found an empty name"),
+            (format!("{}\n{}", with("host_gb_s=1.0"), with("host_gb_s=1.0").replace("'x'", "'X'")), "two devices are called \"X\""),
         ] {
             let error = devices_from_toml(&text, "mine.toml").unwrap_err().to_string();
             assert!(error.contains("mine.toml") && error.contains(said), "{text}: {error}");

@@ -48,32 +48,40 @@ const ELSEWHERE: &[(&str, &str)] = &[
 /// The remedy for an unknown key of a known section.
 pub(crate) fn key(section: &str, name: &str, keys: &[Key]) -> String {
     let of_section = keys.iter().filter(|key| key.section == section).map(|key| key.name).collect::<Vec<_>>().join(", ");
-    format!("Did you mean {}? [{section}] has {of_section}.", nearest(Some(section), name, keys))
+    let meant = nearest(Some(section), name, keys).map_or_else(String::new, |key| format!("Did you mean {key}? "));
+    format!("{meant}[{section}] has {of_section}.")
 }
 
 /// The remedy for an unknown section, or for a key outside any section.
 pub(crate) fn section(name: &str, value: &Value, keys: &[Key]) -> String {
-    if !matches!(value, Value::Table(_)) {
-        let key = nearest(None, name, keys);
-        let (section, _) = key.split_once('.').unwrap_or((&key, ""));
-        return format!("Did you mean {key}? Keys stand below their section, here [{section}].");
-    }
     let mut sections: Vec<&str> = keys.iter().map(|key| key.section).collect();
     sections.dedup();
-    let nearest = sections.iter().max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
-    let nearest = nearest.copied().unwrap_or_default();
-    format!("Did you mean [{nearest}]? The sections are {}.", sections.join(", "))
+    if !matches!(value, Value::Table(_)) {
+        return match nearest(None, name, keys) {
+            Some(key) => {
+                let (section, _) = key.split_once('.').unwrap_or((&key, ""));
+                format!("Did you mean {key}? Keys stand below their section, here [{section}].")
+            }
+            None => format!("Keys stand below their section; the sections are {}.", sections.join(", ")),
+        };
+    }
+    let near = |section: &str| strsim::jaro_winkler(section, name);
+    let nearest = sections.iter().filter(|section| near(section) >= NEAR).max_by(|a, b| near(a).total_cmp(&near(b)));
+    let meant = nearest.map_or_else(String::new, |section| format!("Did you mean [{section}]? "));
+    format!("{meant}The sections are {}.", sections.join(", "))
 }
 
-fn nearest(section: Option<&str>, name: &str, keys: &[Key]) -> String {
+/// Below this likeness of letters (of 1) a name is not meant.
+const NEAR: f64 = 0.7;
+
+/// The key that is meant, if any is near.
+fn nearest(section: Option<&str>, name: &str, keys: &[Key]) -> Option<String> {
     let lower = name.to_lowercase().replace('-', "_");
     if let Some((_, ours)) = ELSEWHERE.iter().find(|(theirs, _)| *theirs == lower) {
-        return ours.to_string();
+        return Some(ours.to_string());
     }
     // A right name in the wrong section beats a similar name in the right one; among equals the section decides.
-    let score = |key: &Key| {
-        let letters = strsim::jaro_winkler(key.name, &lower).max(strsim::normalized_damerau_levenshtein(key.name, &lower));
-        letters + if section == Some(key.section) { 0.1 } else { 0.0 }
-    };
-    keys.iter().max_by(|a, b| score(a).total_cmp(&score(b))).map(Key::path).unwrap_or_default()
+    let letters = |key: &Key| strsim::jaro_winkler(key.name, &lower).max(strsim::normalized_damerau_levenshtein(key.name, &lower));
+    let score = |key: &Key| letters(key) + if section == Some(key.section) { 0.1 } else { 0.0 };
+    keys.iter().filter(|key| letters(key) >= NEAR).max_by(|a, b| score(a).total_cmp(&score(b))).map(Key::path)
 }

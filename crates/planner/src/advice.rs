@@ -64,11 +64,12 @@ impl List {
     }
 
     fn memory(&mut self, plan: &Plan) {
-        let (peak, memory, worst) = (plan.heaviest.peak_bytes as f64, plan.capacity(), plan.worst());
+        let ((stage, phase, peak), memory, worst) = (plan.fullest(), plan.capacity(), plan.worst());
         let skew = plan.run.job.skew;
         if !plan.fits() {
             let (purpose, most) = largest(plan);
-            let found = format!("rank {} needs {} more than the {} of a device", plan.heaviest.rank, bytes(peak - memory), bytes(memory));
+            let (rank, more) = (stage * plan.layout.stage_ranks(), bytes(peak - memory));
+            let found = format!("rank {rank} needs {more} more than the {} of a device{}", bytes(memory), phase.while_it_is());
             let remedy = format!("Most of it is {} ({}): {}", purpose.name(), bytes(most), lighten(purpose));
             self.0.push(Advice { fatal: true, found, remedy });
         } else if !plan.fits_skewed() {

@@ -4,6 +4,7 @@ use crate::cluster::Cluster;
 use crate::job::Job;
 use crate::layout::{Layout, Recompute};
 use crate::network::Network;
+use crate::waste::enough;
 use serde::Serialize;
 use std::fmt;
 use temper_parallel::schedule::check_interleaving;
@@ -181,11 +182,7 @@ impl Problems {
                 "etp {} x ep {} = {experts} does not divide the {stage} ranks of a stage (tp {} x cp {} x dp {})",
                 l.etp, l.ep, l.tp, l.cp, l.dp
             );
-            self.add(
-                Rule::ExpertGroup,
-                found,
-                "Experts fold into the ranks of a stage and do not multiply them: take a smaller ep, or etp=1.",
-            );
+            self.add(Rule::ExpertGroup, found, smaller_experts(l.ep, l.etp));
         }
     }
 
@@ -202,7 +199,8 @@ impl Problems {
         if turns.real < l.pp {
             let found = format!("{} micro-batches for {} stages: some would never work", turns.real, l.pp);
             let enough = l.dp.saturating_mul(l.micro_batch).saturating_mul(l.pp - 1).saturating_add(l.micro_batch);
-            self.add(Rule::MicroBatches, found, format!("Take a smaller pp or micro-batch, or a global batch of at least {enough}."));
+            let smaller = if l.micro_batch > 1 { "pp or micro-batch" } else { "pp" };
+            self.add(Rule::MicroBatches, found, format!("Take a smaller {smaller}, or a global batch of at least {enough}."));
         }
     }
 
@@ -210,10 +208,23 @@ impl Problems {
         if !job.global_batch.is_multiple_of(l.micro_batch) {
             let found = format!("global batch {} is not a multiple of micro-batch {}", job.global_batch, l.micro_batch);
             let below = job.global_batch / l.micro_batch * l.micro_batch;
-            let near = if below == 0 { l.micro_batch.to_string() } else { format!("{below} or {}", below.saturating_add(l.micro_batch)) };
-            self.add(Rule::Batch, found, format!("An optimizer step takes whole micro-batches: take {near}, or another micro-batch."));
+            let near = match enough(l, [below, below.saturating_add(l.micro_batch)]) {
+                none if none.is_empty() => String::new(), // too few for the stages, which is told above
+                some => format!(" take {some}, or"),
+            };
+            self.add(Rule::Batch, found, format!("An optimizer step takes whole micro-batches:{near} another micro-batch."));
         }
     }
+}
+
+/// The remedy for expert axes that do not fold into the ranks of a stage.
+pub(crate) fn smaller_experts(ep: usize, etp: usize) -> String {
+    let smaller = match (ep > 1, etp > 1) {
+        (true, true) => "a smaller ep, or etp=1",
+        (false, true) => "etp=1",
+        _ => "a smaller ep",
+    };
+    format!("Experts fold into the ranks of a stage and do not multiply them: take {smaller}.")
 }
 
 fn wide(n: usize) -> u128 {

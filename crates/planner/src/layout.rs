@@ -3,6 +3,7 @@
 //! Attention sees the ranks of a stage as tp x cp x dp, experts see the same ranks as etp x ep x expert_dp (MoE Parallel
 //! Folding, Liu et al. 2025; `RankGenerator` of Megatron-Core). The fastest axis comes first, the stage last.
 
+use crate::check::smaller_experts;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use serde::Serialize;
@@ -265,7 +266,10 @@ impl LayoutRequest {
         const KEYS: &str = "Keys are tp, pp, vpp, ep, etp, cp, dp, sequence, mb, recompute, offload, split.";
         let mut request = LayoutRequest::default();
         let mut seen: Vec<&str> = Vec::new();
-        for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+        for part in text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()) {
+            if part.is_empty() {
+                return Err(Error::key(origin, text, "nothing between two commas, or at an end", "Write tp=2,pp=2."));
+            }
             if part == "auto" {
                 request.auto = true;
                 continue;
@@ -398,13 +402,30 @@ impl LayoutRequest {
         }
     }
 
+    /// The layout by itself: absent axes are 1, `dp` the smallest into which the experts fold.
+    ///
+    /// # Errors
+    /// When some axes are to be searched, or there are more ranks than any job has.
+    pub fn alone(&self, has_experts: bool, origin: &str) -> Result<Layout> {
+        if self.auto {
+            return Err(nothing_searched(origin));
+        }
+        let one = self.complete(1, has_experts);
+        let (experts, ranks) = (one.ep.saturating_mul(one.etp), one.tp.saturating_mul(one.cp));
+        let layout = Layout { dp: self.dp.unwrap_or(experts / common(experts, ranks)), ..one };
+        if layout.world() > MOST_RANKS {
+            return Err(Error::key(origin, "tp x cp x dp x pp", "more ranks than can be counted", "Take smaller axes."));
+        }
+        Ok(layout)
+    }
+
     /// The layout over `ranks` ranks; absent: as many as the axes multiply to.
     ///
     /// # Errors
     /// When the axes do not make up the ranks, those of experts do not fold into the ranks of a stage, or some are to be searched.
     pub fn over(&self, ranks: Option<usize>, has_experts: bool, origin: &str) -> Result<Layout> {
         if self.auto {
-            return Err(Error::key(origin, "auto", "nothing is searched here", "Give the axes; temper plan --layout auto finds them."));
+            return Err(nothing_searched(origin));
         }
         let Some(ranks) = ranks.or(self.ranks()) else {
             return Err(Error::key(origin, "tp x cp x dp x pp", "more ranks than can be counted", "Take smaller axes."));
@@ -417,23 +438,29 @@ impl LayoutRequest {
         }
         if !ep.checked_mul(etp).is_some_and(|n| layout.stage_ranks().is_multiple_of(n)) {
             let found = format!("ep {ep} x etp {etp} does not divide the {} ranks of a stage", layout.stage_ranks());
-            return Err(Error::key(
-                origin,
-                &axes,
-                found,
-                "Experts fold into these ranks and do not multiply them: take a smaller ep, or etp=1.",
-            ));
+            return Err(Error::key(origin, &axes, found, smaller_experts(ep, etp)));
         }
         Ok(layout)
     }
+}
+
+fn nothing_searched(origin: &str) -> Error {
+    Error::key(origin, "auto", "nothing is searched here", "Give the axes; temper plan --layout auto finds them.")
+}
+
+/// Greatest common divisor.
+fn common(a: usize, b: usize) -> usize {
+    if b == 0 { a.max(1) } else { common(b, a % b) }
 }
 
 /// Layers of each stage, joined by `/`.
 fn split(value: &str, origin: &str) -> Result<Vec<usize>> {
     let all: Option<Vec<usize>> = value.split('/').map(|n| n.parse().ok().filter(|n| *n > 0)).collect();
     all.ok_or_else(|| {
+        // Numbers that are good, joined in another way, are what is meant.
         let numbers: Vec<&str> = value.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()).collect();
-        let example = if numbers.len() > 1 { numbers.join("/") } else { "2/1".to_string() };
+        let good = numbers.len() > 1 && numbers.iter().all(|n| n.parse::<usize>().is_ok_and(|n| n > 0));
+        let example = if good { numbers.join("/") } else { "2/1".to_string() };
         let remedy = format!("Expected the layers of each stage, whole numbers of at least 1 joined by /: split={example}.");
         Error::key(origin, "split", format!("found {value:?}"), remedy)
     })

@@ -5,7 +5,7 @@ use crate::check::{Problem, check, nearest};
 use crate::flops::{ModelFlops, mfu};
 use crate::job::{Account, Job};
 use crate::layout::{Layout, LayoutRequest};
-use crate::memory::{Memory, Overheads, Peak, Phases, Question, peak_activations, phases, stage_memory};
+use crate::memory::{Memory, Overheads, Peak, Phase, Phases, Question, peak_activations, phases, stage_memory};
 use crate::network::Network;
 use crate::search::{Candidate, Found, Space, search, settings};
 use crate::shard::{RankParams, rank_params};
@@ -303,14 +303,27 @@ impl Plan {
         self.run.space().reserve()
     }
 
-    /// The peak of the heaviest rank, with routing skewed where there are experts.
-    pub fn worst(&self) -> f64 {
-        self.heaviest.skewed_peak_bytes.max(self.heaviest.peak_bytes) as f64
+    /// The fullest moment of a training run with balanced routing, from reading to saving: stage, phase and bytes. Where steps are the
+    /// fullest, it is that of the heaviest rank.
+    pub fn fullest(&self) -> (usize, Phase, f64) {
+        let steps = (self.heaviest.stage, Phase::Steady, self.heaviest.peak_bytes as f64);
+        let most = self.stages.iter().map(|s| (s.stage.index, s.phases.most()));
+        most.fold(steps, |most, (stage, (phase, bytes))| if bytes.round() > most.2 { (stage, phase, bytes) } else { most })
     }
 
-    /// Whether the heaviest rank fits with balanced routing.
+    /// The most of any rank through a training run, with routing skewed where there are experts.
+    pub fn worst(&self) -> f64 {
+        self.fullest().2.max(self.heaviest.skewed_peak_bytes as f64)
+    }
+
+    /// Whether every rank fits through a training run with balanced routing.
     pub fn fits(&self) -> bool {
-        self.heaviest.peak_bytes as f64 <= self.capacity()
+        self.fullest().2 <= self.capacity()
+    }
+
+    /// What the memory of a rank is asked of.
+    pub(crate) fn question(&self) -> Question<'_> {
+        Question { network: &self.run.network, job: &self.run.job, layout: &self.layout, overheads: self.run.overheads }
     }
 
     /// Whether it fits when the busiest expert rank gets `job.skew` times its share.
@@ -340,6 +353,7 @@ impl Plan {
 
     /// The plan as JSON.
     pub fn to_json(&self) -> Value {
+        let (stage, phase, most) = self.fullest();
         let (network, job) = (&self.run.network, &self.run.job);
         json!({
             "fits": self.fits(),
@@ -352,13 +366,14 @@ impl Plan {
             },
             "job": job,
             "cluster": self.run.cluster,
-            "layout": layout_json(&self.layout),
+            "layout": layout_json(&self.layout, network.arch.moe.is_some()),
             "turns": {
                 "micro_batches": self.layout.micro_batches(job.global_batch), "a_replica": self.layout.turns(job.global_batch).real,
                 "with_fillers": self.layout.turns(job.global_batch).all,
             },
             "searched": self.searched,
             "heaviest": self.heaviest,
+            "fullest": { "stage": stage, "phase": phase, "bytes": most.round() },
             "limit_bytes": self.capacity() as u64,
             "reserve_bytes": self.reserve() as u64,
             "stages": self.stages.iter().map(|s| json!({
@@ -379,7 +394,7 @@ impl Plan {
 
     fn runner_json(&self, candidate: &Candidate) -> Value {
         json!({
-            "layout": layout_json(&candidate.layout),
+            "layout": layout_json(&candidate.layout, self.run.network.arch.moe.is_some()),
             "tokens_per_s_per_gpu": candidate.time.tokens_per_s_per_gpu,
             "time_s": candidate.time.total,
             "peak_bytes": candidate.peak.round(),
@@ -388,10 +403,10 @@ impl Plan {
     }
 }
 
-/// A layout as JSON: its axes, and the text that `--layout` takes.
-pub fn layout_json(l: &Layout) -> Value {
+/// A layout as JSON: its axes, and the text that `--layout` takes, for a model with experts or without.
+pub fn layout_json(l: &Layout, has_experts: bool) -> Value {
     json!({
         "tp": l.tp, "pp": l.pp, "vpp": l.vpp, "ep": l.ep, "etp": l.etp, "cp": l.cp, "dp": l.dp, "expert_dp": l.expert_dp(),
-        "sequence": l.sequence, "micro_batch": l.micro_batch, "recompute": l.recompute.to_string(), "offload": l.offload, "split": l.split, "text": l.to_string(),
+        "sequence": l.sequence, "micro_batch": l.micro_batch, "recompute": l.recompute.to_string(), "offload": l.offload, "split": l.split, "text": l.told(has_experts),
     })
 }

@@ -66,10 +66,11 @@ impl Space<'_> {
         Candidate { layout: layout.clone(), time, peak, skewed }
     }
 
-    /// Peak of the heaviest rank with balanced and with skewed routing.
+    /// Peak of the heaviest rank through a training run with balanced and with skewed routing.
     pub fn peaks(&self, layout: &Layout, stages: &[Stage]) -> (f64, f64) {
         let question = Question { network: self.network, job: self.job, layout, overheads: self.overheads };
-        let peak = |skew: f64| stages_memory(&question, stages, skew).iter().map(Memory::total).fold(0.0, f64::max);
+        let most = |(memory, stage): (&Memory, &Stage)| memory.most(&question, stage);
+        let peak = |skew: f64| stages_memory(&question, stages, skew).iter().zip(stages).map(most).fold(0.0, f64::max);
         let balanced = peak(1.0);
         let skewed = if layout.ep > 1 && self.job.skew > 1.0 { peak(self.job.skew) } else { balanced };
         (balanced, skewed)

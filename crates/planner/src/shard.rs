@@ -192,6 +192,42 @@ impl RankParams {
     }
 }
 
+/// What a rank handles of one parameter at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Largest {
+    /// Elements of its largest parameter.
+    pub param: u64,
+    /// Elements of the largest piece of a parameter that it updates, at most: a bucket's share, or a parameter where that is smaller.
+    pub segment: u64,
+}
+
+/// The largest of a rank of a stage. Buckets are those of `temper_parallel::Buckets`: a block of the network, its experts apart.
+pub(crate) fn largest(network: &Network, layout: &Layout, stage: &Stage, account: Account) -> Largest {
+    let all = &network.kinds;
+    let mut largest = Largest::default();
+    let mut bucket = |weights: &mut dyn Iterator<Item = &Weight>, replicas: usize| {
+        let sizes: Vec<u64> = weights.map(|w| w.local(layout, account)).collect();
+        let most = sizes.iter().copied().max().unwrap_or(0);
+        let share = sizes.iter().sum::<u64>().div_ceil(replicas.max(1) as u64);
+        largest = Largest { param: largest.param.max(most), segment: largest.segment.max(share.min(most)) };
+    };
+    let dp = layout.dp.saturating_mul(layout.cp);
+    for (kind, _) in all.kinds.iter().zip(&stage.kinds).filter(|(_, count)| **count > 0) {
+        bucket(&mut kind.weights.iter().filter(|w| !w.shard.is_expert()), dp);
+        bucket(&mut kind.weights.iter().filter(|w| w.shard.is_expert()), layout.expert_dp());
+    }
+    if stage.first {
+        bucket(&mut all.embedding.iter().chain(&all.vision), dp);
+    }
+    if stage.last {
+        bucket(&mut all.head.iter(), dp);
+        if all.tied && !stage.first {
+            bucket(&mut all.embedding.iter(), dp);
+        }
+    }
+    largest
+}
+
 /// Parameters of a rank of a stage; all ranks of a stage hold as many.
 pub fn rank_params(network: &Network, layout: &Layout, stage: &Stage, account: Account) -> RankParams {
     let all = &network.kinds;

@@ -98,7 +98,8 @@ fn title(out: &mut String, plan: &Plan) {
     let _ = writeln!(out, "<text x=\"{LEFT}\" y=\"32\" font-size=\"18\" font-weight=\"600\">{name}</text>");
     let verdict = if plan.fits() { "fits" } else { "does not fit" };
     let peak = bytes(plan.heaviest.peak_bytes as f64);
-    let line = format!("{} \u{b7} peak {peak} on rank {}: {verdict}", plan.layout, plan.heaviest.rank);
+    let layout = plan.layout.told(plan.run.network.arch.moe.is_some());
+    let line = format!("{layout} \u{b7} peak {peak} on rank {}: {verdict}", plan.heaviest.rank);
     let _ = writeln!(out, "<text x=\"{LEFT}\" y=\"56\">{}</text>", escape(&line));
 }
 

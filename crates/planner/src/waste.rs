@@ -15,7 +15,8 @@ fn replicas(l: &Layout, job: &Job) -> Option<Advice> {
     let (micro_batches, dp) = (l.micro_batches(job.global_batch), l.dp);
     if dp > micro_batches {
         let found = format!("{} of {dp} replicas have nothing to train: a step has {micro_batches} micro-batches", dp - micro_batches);
-        return Some(Advice::hint(found, "Lower train.micro_batch, raise train.global_batch, or take a smaller dp."));
+        let lower = if l.micro_batch > 1 { "Lower train.micro_batch, raise" } else { "Raise" };
+        return Some(Advice::hint(found, format!("{lower} train.global_batch, or take a smaller dp.")));
     }
     let slots = l.turns(job.global_batch).real.saturating_mul(dp);
     let fillers = slots.saturating_sub(micro_batches);
@@ -25,8 +26,8 @@ fn replicas(l: &Layout, job: &Job) -> Option<Advice> {
             percent(fillers as f64 / slots as f64)
         );
         let step = dp.saturating_mul(l.micro_batch);
-        let (below, above) = (job.global_batch / step * step, job.global_batch.next_multiple_of(step));
-        Advice::hint(found, format!("A global batch of {below} or {above} wastes nothing."))
+        let near = [job.global_batch / step * step, job.global_batch.next_multiple_of(step)];
+        Advice::hint(found, format!("A global batch of {} wastes nothing.", enough(l, near)))
     })
 }
 
@@ -60,6 +61,12 @@ fn tokens(l: &Layout, job: &Job) -> Option<Advice> {
         let one = Layout { micro_batch: 1, ..l.clone() };
         Advice::hint(found, format!("Sequences of {} tokens are filled by none.", one.filled(job.seq as f64)))
     })
+}
+
+/// Those of some global batches that leave every stage of a pipeline work.
+pub(crate) fn enough(l: &Layout, batches: [usize; 2]) -> String {
+    let enough = batches.into_iter().filter(|batch| *batch > 0 && l.turns(*batch).real >= l.pp);
+    enough.map(|batch| batch.to_string()).collect::<Vec<_>>().join(" or ")
 }
 
 fn percent(share: f64) -> String {

@@ -43,6 +43,26 @@ fn every_replica_takes_as_long_as_the_one_with_the_most() {
     assert!(said.contains("A global batch of 24 or 32 wastes nothing"), "{said}");
 }
 
+/// What is advised is legal: fewer micro-batches than stages are not.
+#[test]
+fn no_batch_is_advised_that_is_refused() {
+    let network = network("Qwen3-8B");
+    for (layout, gpus, batch, only) in
+        [("pp=2,dp=2", 4, 3, Some("A global batch of 4 wastes")), ("pp=2,dp=4", 8, 9, None), ("pp=4,dp=2", 8, 7, None)]
+    {
+        let plan = planned(run("Qwen3-8B", cluster("h200", gpus), Job::new(512, batch), layout));
+        let said: String = plan.advice.iter().map(|a| format!("{a}\n")).filter(|a| a.contains("wastes nothing")).collect();
+        assert!(only.is_none_or(|only| said.contains(only)), "{said}");
+        let (_, remedy) = said.split_once("A global batch of ").unwrap_or_else(|| panic!("{layout}"));
+        for batch in remedy.split(' ').filter_map(|word| word.parse().ok()) {
+            assert_eq!(check(&network, &plan.run.cluster, &Job::new(512, batch), &plan.layout), [], "{layout}: {batch}");
+        }
+    }
+    let wrong = LayoutRequest::parse("pp=2,dp=2,mb=2", "").unwrap().complete(4, false);
+    let problems = check(&network, &cluster("h200", 4), &Job::new(512, 3), &wrong);
+    assert!(problems.iter().all(|p| !p.remedy.contains("take 2")), "{problems:?}");
+}
+
 #[test]
 fn interleaved_groups_are_completed() {
     let layout = format!("pp=4,vpp=3,dp=2{SETTING}");

@@ -100,6 +100,10 @@ fn a_layout_reads_as_it_is_written() {
         ("split=2+1", "split=2/1"),
         ("split=5-4-4", "split=5/4/4"),
         ("split=0/3", "at least 1"),
+        ("split=36/0", "joined by /: split=2/1"),
+        ("tp=2,,pp=2", "nothing between two commas"),
+        (",tp=2", "nothing between two commas"),
+        ("tp=2,", "nothing between two commas"),
         ("tp=é", "whole number"),
     ] {
         let error = LayoutRequest::parse(text, "--layout").unwrap_err().to_string();
@@ -123,12 +127,27 @@ fn a_layout_is_laid_over_ranks() {
         ("ep=3", Some(16), "does not divide the 16"),
         ("tp=2,ep=4", None, "does not divide the 2"),
         ("tp=2,ep=2", Some(2), "or etp=1"),
+        ("tp=2,ep=4,etp=1", None, "take a smaller ep."),
         ("tp=2,auto", Some(2), "nothing is searched here"),
         ("tp=4294967296,cp=4294967296", Some(16), "does not make up"),
         ("tp=4294967296,cp=4294967296", None, "more ranks than"),
     ] {
         let error = over(text, ranks).unwrap_err().to_string();
         assert!(error.contains(words) && error.starts_with("--layout"), "{text}: {error}");
+    }
+}
+
+/// By itself a layout has the fewest replicas into which its experts fold.
+#[test]
+fn a_layout_by_itself_has_room_for_its_experts() {
+    let alone = |text: &str| LayoutRequest::parse(text, "--layout").unwrap().alone(true, "--layout");
+    for (text, dp) in [("ep=2", 2), ("tp=2,ep=2", 2), ("tp=2,ep=2,etp=1", 1), ("ep=8,cp=2", 4), ("ep=3", 3), ("ep=4,dp=2", 2), ("pp=3", 1)]
+    {
+        assert_eq!(alone(text).unwrap().dp, dp, "{text}");
+    }
+    for (text, said) in [("tp=2,auto", "nothing is searched here"), ("tp=4294967296,cp=4294967296", "more ranks than")] {
+        let error = alone(text).unwrap_err().to_string();
+        assert!(error.contains(said), "{text}: {error}");
     }
 }
 

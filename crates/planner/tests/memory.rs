@@ -182,6 +182,35 @@ fn phases_tell_who_allocates_when() {
     assert_eq!(ours.kv_cache, 36.0 * 2.0 * 8.0 * 128.0 * 2.0 * 4096.0 * 64.0);
 }
 
+/// What passes through a device is no larger than the engine's buffers of 64 MiB, and for a small model as small as its parameters: by hand,
+/// Qwen3-0.6B's embedding has 151,936 x 1,024 elements, a tied one is alone on its stage.
+#[test]
+fn what_passes_through_a_device_is_a_parameter_at_most() {
+    let network = network("Qwen3-0.6B");
+    let embedding = 151_936.0 * 1024.0;
+    let of = |text: &str, gpus: usize, f32s: bool| {
+        let l = layout(text, gpus);
+        let mut job = Job::new(64, 8);
+        job.precision.weight_bytes = if f32s { 4 } else { 2 };
+        let (q, list) = (question(&network, &job, &l), stages(&network, &l).unwrap());
+        let (memory, phases) = (stage_memory(&q, &list[0], 1.0), phases(&q, &list[0], 1.0));
+        let stands = memory.between();
+        (phases.load - stands, phases.save - stands, phases.resume - stands)
+    };
+    let stage = 64.0 * 1_048_576.0;
+    for (text, gpus, f32s, read, save) in [
+        ("tp=1", 1, false, stage, 4.0 * embedding),
+        ("tp=1", 1, true, stage, 0.0),
+        // The share of the embedding, alone in its bucket, and the remainders of what others update.
+        ("dp=4", 4, false, 1.5 * stage, embedding),
+    ] {
+        let (load, saved, resumed) = of(text, gpus, f32s);
+        near(load, read, 1e-6);
+        assert!((saved - save).abs() < 1.0, "{text}: {saved}, not {save}");
+        assert_eq!(load, resumed);
+    }
+}
+
 #[test]
 fn the_memory_of_a_rank_is_that_of_its_stage() {
     let (network, job) = (network("Qwen3-235B-A22B"), Job::new(4096, 32));

@@ -130,6 +130,10 @@ fn every_explanation_adds_up_to_the_figure_of_the_plan() {
                 }
             };
             near(e.value(), figure, 1e-12);
+            // No number of bytes shows the noise of its last bits.
+            let digits = |number: &str| number.chars().filter(char::is_ascii_digit).count();
+            let noisy = |number: &str| number.split_once('.').is_some_and(|(whole, _)| whole.len() > 3) && digits(number) > 11;
+            assert!(!e.lines.iter().any(|line| line.numbers.split(' ').any(noisy)), "{e:?}");
         }
         assert!(explain(&plan, "nonsense").is_none());
     }
@@ -176,6 +180,38 @@ fn json_has_the_promised_keys() {
         near(sum, json["heaviest"]["peak_bytes"].as_f64().unwrap(), 1e-9);
         assert!(json["days"].as_f64().unwrap() > 0.0);
     }
+}
+
+/// The verdict is that of the fullest moment of a run, be it no step: a short sequence takes less than the exact embedding on its way to a file.
+#[test]
+fn the_verdict_is_that_of_the_fullest_moment() {
+    let ask = |bytes: f64| {
+        let mut run = run("Qwen3-0.6B", cluster("h100", 1), Job::new(16, 1), "tp=1,offload=none,recompute=full");
+        run.cluster.device.memory_mib = (bytes / 1_048_576.0) as u64;
+        planned(run)
+    };
+    let free = ask(80e9);
+    let (_, phase, most) = free.fullest();
+    assert_eq!((phase, most), (memory::Phase::Save, free.stages[0].phases.save));
+    let steps = free.heaviest.peak_bytes as f64;
+    assert!(steps < most);
+    let between = ask((steps + most) / 2.0);
+    assert!(
+        !between.fits() && between.advice.iter().any(|a| a.fatal && a.found.contains("while a checkpoint is written")),
+        "{:?}",
+        between.advice
+    );
+    assert!(ask(most + 2e6).fits());
+    // A search holds the same limit, and every moment of a run that fits does.
+    for plan in plans().into_iter().filter(Plan::fits) {
+        let trained = memory::Phase::ALL.into_iter().filter(|phase| *phase != memory::Phase::Rollout);
+        for phase in trained {
+            assert!(plan.stages.iter().all(|s| s.phases.of(phase) <= plan.capacity()), "{phase:?}");
+        }
+    }
+    let mut tight = between.run.clone();
+    (tight.wish, tight.overheads.reserve) = (LayoutRequest { offload: Some(Offload::None), ..LayoutRequest::default() }, 0.0);
+    assert!(search(&tight.space(), &tight.wish).fitting.is_empty());
 }
 
 #[test]

@@ -44,7 +44,8 @@ impl Layout {
         let stage = ranks / p.pp;
         let etp = expert_tensor(p.etp, p.tp, has_experts);
         if !stage.is_multiple_of(p.ep * etp) {
-            let remedy = "Experts fold into these ranks and do not multiply them: take a smaller ep, or etp = 1";
+            let smaller = if etp > 1 { ", or etp = 1" } else { "" };
+            let remedy = format!("Experts fold into these ranks and do not multiply them: take a smaller ep{smaller}");
             return Err(Error::Input(format!(
                 "[parallel]: ep {} x etp {etp} does not divide the {stage} ranks of a stage ({found}). {remedy}",
                 p.ep

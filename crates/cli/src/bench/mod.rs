@@ -198,17 +198,20 @@ fn layout(subject: &BenchSubject, text: &str, origin: &str) -> anyhow::Result<La
         return Err(BadInput(format!("{origin}: {found}")).into());
     }
     let network = Network::of(cut(arch(&subject.model)?, subject.layers)?, &subject.model)?;
-    let layout = asked.over(None, network.arch.moe.is_some(), origin)?;
+    let layout = asked.alone(network.arch.moe.is_some(), origin)?;
     divides(&network, &layout, origin)?;
     Ok(of_engine(&layout))
 }
 
 /// The arguments as configuration keys; `--set` comes last and wins.
 fn settings(subject: &BenchSubject, accumulate: u32) -> Vec<String> {
+    // A micro-batch that --set gives is one of as many as are accumulated, too.
+    let set = subject.sets.iter().rev().find_map(|set| set.split_once('=').filter(|(key, _)| key.trim() == "train.micro_batch"));
+    let micro_batch = set.and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(subject.micro_batch);
     let mut sets = vec![
         format!("data.seq_len={}", subject.seq),
         format!("train.micro_batch={}", subject.micro_batch),
-        format!("train.global_batch={}", u64::from(subject.micro_batch) * u64::from(accumulate)),
+        format!("train.global_batch={}", u64::from(micro_batch) * u64::from(accumulate)),
     ];
     let types = [("dtype", subject.dtype), ("grads", subject.grads), ("moments", subject.moments)];
     sets.extend(types.iter().filter_map(|(key, dtype)| dtype.map(|d| format!("precision.{key}={}", d.key()))));

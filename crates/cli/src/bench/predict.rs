@@ -94,7 +94,7 @@ impl Subject {
 
     /// The plan of the rank, with balanced routing.
     pub fn planned(&self) -> Planned {
-        planned(self.rank, &self.layout, self.memory(None))
+        planned(self.rank, self.layout.told(self.network.arch.moe.is_some()), self.memory(None))
     }
 
     /// Refuses what does not fit, by more than the plan may be off.
@@ -129,7 +129,8 @@ impl Subject {
             TENSORS.iter().map(|(name, purposes)| (*name, Held::new(sum(purposes), peak(name)))).collect();
         let all = TENSORS.iter().map(|(_, purposes)| sum(purposes)).sum();
         memory.push(("tensors", Held::new(all, measured.peak_tensors as f64)));
-        Some(Beside { layout: self.layout.to_string(), memory, libraries: plan.total() - all, step_ms: self.step_ms(report) })
+        let layout = self.layout.told(self.network.arch.moe.is_some());
+        Some(Beside { layout, memory, libraries: plan.total() - all, step_ms: self.step_ms(report) })
     }
 
     fn step_ms(&self, report: &StepReport) -> Option<Held> {

@@ -27,8 +27,8 @@ pub fn human(plan: &Plan, measured: Option<f64>, notes: &[String]) -> String {
 }
 
 fn verdict(plan: &Plan) -> String {
-    let (h, memory) = (&plan.heaviest, plan.capacity());
-    let (peak, free) = (h.peak_bytes as f64, bytes((memory - plan.worst()).max(0.0)));
+    let (h, memory, (stage, phase, peak)) = (&plan.heaviest, plan.capacity(), plan.fullest());
+    let free = bytes((memory - plan.worst()).max(0.0));
     let verb = match (plan.fits(), plan.fits_skewed(), plan.keeps_reserve()) {
         (true, true, true) => format!("FITS with {free} to spare"),
         (true, true, false) => format!("FITS with {free} to spare, less than the reserve of {}", bytes(plan.reserve())),
@@ -40,11 +40,11 @@ fn verdict(plan: &Plan) -> String {
         false => String::new(),
     };
     format!(
-        "{verb}: rank {} (stage {}) needs {} of {}{skew}\n{} a step, {} tokens/s a device, MFU {:.1} %",
-        h.rank,
-        h.stage,
+        "{verb}: rank {} (stage {stage}) needs {} of {}{}{skew}\n{} a step, {} tokens/s a device, MFU {:.1} %",
+        stage * plan.layout.stage_ranks(),
         bytes(peak),
         bytes(memory),
+        phase.while_it_is(),
         seconds(plan.time.total),
         count(plan.time.tokens_per_s_per_gpu),
         100.0 * plan.time.mfu
@@ -196,7 +196,12 @@ fn difference_in_words(plan: &Plan) -> String {
 
 fn life(plan: &Plan) -> String {
     let Some(stage) = plan.stages.get(plan.heaviest.stage) else { return String::new() };
-    let parts: Vec<String> = Phase::ALL.iter().map(|p| format!("{} {}", p.name().replace('_', " "), bytes(stage.phases.of(*p)))).collect();
+    let part = |phase: Phase| {
+        let needs = stage.phases.of(phase);
+        let beyond = if needs > plan.capacity() { " (more than the device has)" } else { "" };
+        format!("{} {}{beyond}", phase.name().replace('_', " "), bytes(needs))
+    };
+    let parts: Vec<String> = Phase::ALL.into_iter().map(part).collect();
     format!(
         "life       {} ({} of it keys and values of {} sequences)",
         parts.join(", "),
@@ -279,9 +284,9 @@ pub fn explanation(e: &Explanation) -> String {
 pub fn refused_json(refused: &Refused) -> Value {
     json!({
         "fits": false,
-        "layout": layout_json(&refused.layout),
+        "layout": layout_json(&refused.layout, refused.has_experts),
         "problems": refused.problems,
-        "nearest": refused.nearest.iter().map(layout_json).collect::<Vec<_>>(),
+        "nearest": refused.nearest.iter().map(|l| layout_json(l, refused.has_experts)).collect::<Vec<_>>(),
     })
 }
 

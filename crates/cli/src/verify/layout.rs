@@ -35,10 +35,7 @@ impl Wanted {
             }
         }
         let network = Network::from_folder(folder)?;
-        let one = request.complete(1, network.arch.moe.is_some());
-        let (experts, ranks) = (one.ep.saturating_mul(one.etp), one.tp.saturating_mul(one.cp));
-        let dp = request.dp.unwrap_or(experts / common(experts, ranks));
-        let plan = temper_planner::Layout { dp, ..one };
+        let plan = request.alone(network.arch.moe.is_some(), ORIGIN)?;
         if plan.world() > MOST_RANKS {
             let found = format!("{ORIGIN}: {} ranks; as threads of one process there may be {MOST_RANKS}", plan.world());
             return Err(BadInput(format!("{found}. Take a smaller layout of the same kinds")).into());
@@ -55,8 +52,3 @@ impl Wanted {
 
 /// What errors call the argument.
 const ORIGIN: &str = "--layout";
-
-/// Greatest common divisor.
-fn common(a: usize, b: usize) -> usize {
-    if b == 0 { a.max(1) } else { common(b, a % b) }
-}

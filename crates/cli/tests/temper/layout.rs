@@ -74,6 +74,49 @@ fn a_layout_that_breaks_a_rule_is_refused_before_any_rank_begins() {
     assert!(case.notices("run").contains("1 of 3 replicas have nothing to train: a step has 2 micro-batches"), "{}", case.notices("run"));
 }
 
+const MOE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/qwen3_moe");
+
+/// Every way to a run refuses with every rule that is broken, and with what would be legal.
+#[test]
+fn all_refuse_in_the_same_words() {
+    let case = Case::tiny();
+    let model = format!("model.path={MOE}");
+    let init = [&model, "model.init=random", "model.tokenizer=../common/tiny-qwen3"];
+    let beyond = "etp 1 x ep 8 = 8 does not divide the 4 ranks of a stage (tp 1 x cp 1 x dp 4). Experts fold into the ranks of a stage and \
+                  do not multiply them: take a smaller ep.";
+    for (keys, rules) in [
+        (&["ep=8"][..], &[beyond][..]),
+        (&["ep=3"], &["ep 3 does not divide 8 experts", "etp 1 x ep 3 = 3 does not divide the 4 ranks"]),
+        (&["dp=2", "ep=2", "etp=2"], &["tp 1 x cp 1 x dp 2 x pp 1 = 2 ranks on 4 devices", "etp 2 x ep 2 = 4 does not divide the 2 ranks"]),
+        (&["dp=3"], &["tp 1 x cp 1 x dp 3 x pp 1 = 3 ranks on 4 devices. Take dp=4"]),
+    ] {
+        let sets: Vec<String> = keys.iter().map(|key| format!("parallel.{key}")).collect();
+        let sets: Vec<&str> = init.into_iter().chain(sets.iter().map(String::as_str)).collect();
+        let done = sft(&case, &sets, "4").exits(2);
+        done.says(rules).says(&["error: [parallel]: ", "the nearest legal layouts:"]);
+        let plan = case.temper(&["plan", "--model", MOE, "--gpus", "4", "--gpu", "h200", "--layout", &keys.join(",")]).exits(2);
+        plan.says(rules).says(&["the nearest legal layouts:"]);
+    }
+}
+
+/// Without dp a layout that stands by itself is the smallest, in whatever it is measured or compared.
+#[test]
+fn a_benchmark_completes_a_layout_as_verify_does() {
+    let case = Case::tiny();
+    let bench =
+        |layout: &str| case.temper(&["bench", "step", MOE, "--seq", "16", "--steps", "1", "--warmup", "1", "--layout", layout, "--json"]);
+    let report = bench("ep=2").ok().json();
+    assert_eq!(report["plan"]["layout"], "tp=1,pp=1,ep=2,etp=1,dp=2,mb=1");
+    bench("dp=2,ep=2,etp=2").exits(2).says(&["etp 2 x ep 2 = 4 does not divide the 2 ranks of a stage", "the nearest legal layouts:"]);
+    bench("ep=3").exits(2).says(&["ep 3 does not divide 8 experts", "the nearest legal layouts:"]);
+    // The micro-batch that --set gives is accumulated as often as without.
+    let one = |sets: &[&str]| case.temper(&[&["bench", "step", MOE, "--seq", "16", "--steps", "1", "--warmup", "1"], sets].concat());
+    one(&["--set", "train.micro_batch=2"]).ok();
+    one(&["--set", "train.micro_batch=2", "--set", "train.global_batch=3"]).exits(2).says(&["--set train.global_batch=3"]);
+    let far = one(&["--set", "foo=1"]).exits(2).says(&["foo", "the sections are"]);
+    assert!(!far.stderr.contains("Did you mean"), "{far:#?}");
+}
+
 /// What a single rank cannot do is refused before an earlier run is moved aside.
 #[test]
 fn a_refusal_leaves_the_run_of_one_rank_alone() {
@@ -123,8 +166,7 @@ fn benchmarks_refuse_a_layout_before_any_rank_begins() {
 #[test]
 fn etp_follows_tp() {
     let case = Case::tiny();
-    let moe = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/qwen3_moe");
-    let model = format!("model.path={moe}");
+    let model = format!("model.path={MOE}");
     let init = ["model.init=random", "model.tokenizer=../common/tiny-qwen3", "parallel.tp=2"];
     let with = |more: &[&str], ranks: &str| sft(&case, &[&[model.as_str()][..], &init, more].concat(), ranks);
     with(&["parallel.ep=2"], "2").exits(2).says(&["etp 2 x ep 2 = 4 does not divide the 2 ranks of a stage", "etp=1"]);

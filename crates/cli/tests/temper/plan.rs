@@ -191,6 +191,42 @@ fn devices_of_ones_own_are_read() {
     case.temper(&with(&base, &["bad.toml"])).exits(2).says(&["bad.toml", "memory"]);
 }
 
+/// The model of the tests is small enough that reading and saving it must be counted as small too.
+#[test]
+fn the_verdict_holds_for_every_moment_of_a_run() {
+    let case = Case::tiny();
+    let device = |mib: u64| {
+        let rest = "bf16_tflops = 345.0\nmemory_tb_s = 1.6\nlink_gb_s = 200.0\nnetwork_gb_s = 25.0\nhost_gb_s = 26.0\n";
+        case.write("mine.toml", &format!("[[device]]\nname = \"tiny\"\nmemory_mib = {mib}\n{rest}"));
+        case.temper(&["plan", "config.toml", "--gpu-file", "mine.toml", "--gpu", "tiny", "--json"]).ok().json()
+    };
+    let roomy = device(700);
+    assert_eq!(roomy["fits"], true);
+    for phase in ["load", "first_step", "steady", "save", "resume"] {
+        let needs = number(&roomy, &format!("/stages/0/phases/{phase}"));
+        assert!(needs <= number(&roomy, "/fullest/bytes") && needs <= number(&roomy, "/limit_bytes"), "{phase}: {needs}");
+    }
+    // Rollout is none of it, and marked where it would not fit.
+    let qwen = ["plan", "--model", "Qwen3-0.6B", "--gpu", "l40s", "--gpus", "1", "--seq", "40960", "--global-batch", "1"];
+    let done = case.temper(&with(&qwen, &["--layout", "tp=1,recompute=full"])).ok();
+    assert!(done.stdout.starts_with("FITS") && !done.stdout.contains("save (more"), "{}", done.stdout);
+    let rollout = done.stdout.split("rollout ").nth(1).unwrap_or_default();
+    assert!(rollout.split_once("GB ").is_some_and(|(_, rest)| rest.starts_with("(more than the device has)")), "{}", done.stdout);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_picture_that_cannot_be_written_tells_the_cause() {
+    let case = Case::tiny();
+    let svg = |path: &str| case.temper(&["plan", "--model", "Qwen3-0.6B", "--gpu", "h100", "--gpus", "1", "--svg", path]).exits(2);
+    svg("/dev/full").says(&["--svg /dev/full", "No space left", "Free space there"]);
+    svg("none/a.svg").says(&["--svg none/a.svg", "Give a file in a folder that exists"]);
+    svg(".").says(&["--svg .", "Give a file that can be written"]);
+    let dense = case.temper(&["plan", "--model", "Qwen3-8B", "--gpu", "h100", "--gpus", "2", "--svg", "a.svg", "--json"]).ok().json();
+    let text = dense["layout"]["text"].as_str().unwrap();
+    assert!(!text.contains("etp") && !case.read("a.svg").contains("etp"), "{text}");
+}
+
 #[test]
 fn mistakes_are_told_with_their_remedy() {
     let case = Case::tiny();
@@ -373,7 +409,13 @@ fn a_reserve_is_kept_free() {
     let share = format!("{}", 1.0 - 0.99 * peak / memory);
     of(&["--layout", layout, "--reserve", &share]).says(&["less than the reserve", "it fits, but leaves"]);
     of(&[]).says(&["kept free (5 %)"]);
-    case.temper(&with(&ask, &["--reserve", "1.5"])).exits(2).says(&["--reserve 1.5"]);
+    for wrong in ["1.5", "1", "nan"] {
+        case.temper(&with(&ask, &["--reserve", wrong])).exits(2).says(&["--reserve", "from 0 to below 1"]);
+    }
+    // The same range wherever it is given.
+    of(&["--reserve", "0.95"]);
+    case.temper(&["plan", "config.toml", "--set", "parallel.reserve=0.95", "--gpu", "h200"]).ok().says(&["kept free (95 %)"]);
+    case.temper(&["plan", "config.toml", "--set", "parallel.reserve=1"]).exits(2).says(&["--set parallel.reserve=1"]);
     // A configuration says the same with parallel.reserve.
     let set = case.temper(&["plan", "config.toml", "--set", "parallel.reserve=0.2", "--gpu", "h200", "--json"]).ok().json();
     assert!((number(&set, "/reserve_bytes") / number(&set, "/limit_bytes") - 0.2).abs() < 1e-9);

@@ -2,7 +2,7 @@
 
 use super::{Explanation, n};
 use crate::job::Account;
-use crate::memory::{Dims, Purpose, STAGING};
+use crate::memory::{Dims, Passing, Purpose, passing};
 use crate::plan::{Plan, StagePlan, checkpoint_bytes, heaviest_shard};
 use temper_model::param::Shard;
 
@@ -18,13 +18,13 @@ pub(super) fn explain(plan: &Plan, name: &str, e: &mut Explanation) -> bool {
             let numbers = format!("{} x {}", n(plan.capacity()), plan.run.overheads.reserve);
             e.line("memory of a device x share", numbers, plan.reserve(), "B");
         }
-        "load" => still(plan, stage, stage.phases.load, e),
-        "save" => still(plan, stage, stage.phases.save, e),
-        "resume" => still(plan, stage, stage.phases.resume, e),
+        "load" => still(plan, stage, stage.phases.load, READ, e),
+        "save" => still(plan, stage, stage.phases.save, SAVED, e),
+        "resume" => still(plan, stage, stage.phases.resume, READ, e),
         "first_step" => first_step(plan, stage, e),
         "rollout" => {
             e.because("Gradients lend their memory to the cache while nothing is trained.");
-            let stands = stands(stage);
+            let stands = stage.memory.between();
             let (gradients, cache) = (stage.memory.of(Purpose::Gradients), stage.phases.kv_cache);
             let numbers = format!("{} - {} + {}", n(stands), n(gradients), n(cache));
             e.line("what stands between steps - gradients + cache of keys and values", numbers, stage.phases.rollout, "B");
@@ -74,23 +74,22 @@ fn skewed(plan: &Plan, e: &mut Explanation) {
     e.line(format!("stage {}: {}", stage.stage.index, parts.join(" + ")), numbers.join(" + "), stage.skewed.total(), "B");
 }
 
-/// What a rank holds between steps.
-fn stands(stage: &StagePlan) -> f64 {
-    let standing = [Purpose::Weights, Purpose::Gradients, Purpose::Masters, Purpose::Moments, Purpose::Communication, Purpose::Libraries];
-    standing.iter().map(|p| stage.memory.of(*p)).sum()
-}
+/// What passes through a device beside what stands, in words.
+type Passes = (&'static str, fn(Passing) -> f64);
+const READ: Passes = ("the part of a parameter that is handed over", |passing| passing.read);
+const SAVED: Passes = ("the largest exact weights on their way to the host", |passing| passing.save);
 
 /// A moment at which no step is under way.
-fn still(plan: &Plan, stage: &StagePlan, value: f64, e: &mut Explanation) {
-    let stands = stands(stage);
-    let lazy = stands + STAGING - value; // what is not there yet
-    let numbers = format!("{} - {} + {}", n(stands), n(lazy), n(STAGING));
+fn still(plan: &Plan, stage: &StagePlan, value: f64, (what, passes): Passes, e: &mut Explanation) {
+    let (stands, passes) = (stage.memory.between(), passes(passing(&plan.question(), &stage.stage)));
+    let lazy = (stands + passes - value).round(); // what is not there yet
+    let numbers = format!("{} - {} + {}", n(stands), n(lazy), n(passes));
     let words = if plan.run.job.account == Account::Megatron {
         "moments that Adam has not made yet"
     } else {
         "nothing, for temper allocates before step 1"
     };
-    e.line(format!("weights, gradients, optimizer, libraries and communicators - {words} + windows to files"), numbers, value, "B");
+    e.line(format!("weights, gradients, optimizer, libraries and communicators - {words} + {what}"), numbers, value, "B");
 }
 
 fn first_step(plan: &Plan, stage: &StagePlan, e: &mut Explanation) {

@@ -8,6 +8,7 @@ mod memory;
 mod time;
 
 use crate::plan::Plan;
+use crate::units::thousands;
 use serde::Serialize;
 
 /// A step of an explanation.
@@ -104,18 +105,47 @@ impl Explanation {
     }
 }
 
-/// A number of an expression: whole numbers with separators, others with all their digits.
+/// Digits of a large number that is not whole: as many as keep sums and products true to 1e-9. Those of whole ones all count.
+const DIGITS: i32 = 11;
+
+/// A number of an expression, with separators; of bytes and rows that are not whole only the digits that mean something. Seconds keep all
+/// theirs, for differences of them may be nothing.
 fn n(value: f64) -> String {
-    if value.fract() != 0.0 || value.abs() >= 1e15 {
+    if value.abs() >= 1e15 || (value.abs() < 1e3 && value.fract() != 0.0) {
         return format!("{value}");
     }
-    let digits = format!("{:.0}", value.abs());
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
+    if value.fract() == 0.0 || value.abs() >= 1e11 {
+        return thousands(value);
     }
-    if value < 0.0 { format!("-{text}") } else { text }
+    let before = value.abs().log10().floor() as i32 + 1;
+    let text = format!("{value:.*}", (DIGITS - before).max(0) as usize);
+    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
+    let sign = if value < 0.0 { "-" } else { "" };
+    let whole = whole.trim_start_matches('-').parse().map_or_else(|_| whole.to_string(), thousands);
+    match fraction.trim_end_matches('0') {
+        "" => format!("{sign}{whole}"),
+        fraction => format!("{sign}{whole}.{fraction}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::n;
+
+    #[test]
+    fn numbers_are_told_with_the_digits_that_mean_something() {
+        for (value, said) in [
+            (0.0, "0"),
+            (71_093_359_480.110_84, "71,093,359,480"),
+            (2_348_515_008.627_268_3, "2,348,515,008.6"),
+            (-1234.5, "-1,234.5"),
+            (-0.25, "-0.25"),
+            (9_999.999_999_999_9, "10,000"),
+            (9.816_855_255_255_255e-5, "0.00009816855255255255"),
+            (235_093_634_560.0, "235,093,634,560"),
+            (1_200_000_000_000.4, "1,200,000,000,000"),
+        ] {
+            assert_eq!(n(value), said);
+        }
+    }
 }

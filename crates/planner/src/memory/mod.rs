@@ -15,7 +15,7 @@ pub use layer::{Keep, Layer};
 pub use live::{Bytes, Live, Part, Tensor};
 use peak::Needs;
 pub use peak::{Moment, Peak, moment_tensors, peak_activations};
-pub(crate) use phases::STAGING;
+pub(crate) use phases::{Passing, passing};
 pub use phases::{Phase, Phases, phases};
 pub use replay::{Pass, head};
 pub use routed::routed_memory;

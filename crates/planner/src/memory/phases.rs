@@ -2,7 +2,7 @@
 
 use super::{Memory, Purpose, Question, stage_memory, standing};
 use crate::job::Account;
-use crate::shard::rank_params;
+use crate::shard::{largest, rank_params};
 use crate::stages::Stage;
 use serde::Serialize;
 
@@ -39,6 +39,17 @@ impl Phase {
             Phase::Rollout => "rollout",
         }
     }
+
+    /// When that is, behind a peak; nothing for steps.
+    pub fn while_it_is(self) -> &'static str {
+        match self {
+            Phase::FirstStep | Phase::Steady => "",
+            Phase::Load => " while weights are read",
+            Phase::Save => " while a checkpoint is written",
+            Phase::Resume => " while a checkpoint is read",
+            Phase::Rollout => " while answers are generated",
+        }
+    }
 }
 
 /// Bytes of a rank in each phase.
@@ -61,6 +72,13 @@ pub struct Phases {
 }
 
 impl Phases {
+    /// The phase of a training run that takes the most, with its bytes. Rollout is none of it.
+    pub fn most(&self) -> (Phase, f64) {
+        let trained = Phase::ALL.into_iter().filter(|phase| *phase != Phase::Rollout).map(|phase| (phase, self.of(phase)));
+        // Of equals the steady state: it lasts.
+        trained.fold((Phase::Steady, self.steady), |most, next| if next.1 > most.1 { next } else { most })
+    }
+
     /// Bytes of a phase.
     pub fn of(&self, phase: Phase) -> f64 {
         match phase {
@@ -74,8 +92,25 @@ impl Phases {
     }
 }
 
-/// Windows through which files are read and written.
-pub(crate) const STAGING: f64 = 2.0 * 64.0 * 1_048_576.0;
+/// Most bytes that pass to a device at once while files are read (`train/src/fill.rs`); the buffers they wait in are the host's.
+const STAGE: f64 = 64.0 * 1_048_576.0;
+
+/// Bytes that a device has for a moment beside what stands, while files are read and while a checkpoint is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Passing {
+    /// Part of a parameter in F32; with masters that other ranks update also the remainders that are not kept (`Optimizer::set_master`).
+    pub read: f64,
+    /// The exact weights of a segment, joined from weight and remainder in F32, on their way to the host. F32 weights go as they lie.
+    pub save: f64,
+}
+
+/// What passes through a device of this stage.
+pub(crate) fn passing(q: &Question, stage: &Stage) -> Passing {
+    let largest = largest(q.network, q.layout, stage, q.job.account);
+    let (part, masters) = ((4.0 * largest.param as f64).min(STAGE), q.job.precision.master_bytes(q.job.account) > 0);
+    let unkept = if masters && q.layout.dp.saturating_mul(q.layout.cp) > 1 { 0.5 * part } else { 0.0 };
+    Passing { read: part + unkept, save: if masters { 4.0 * largest.segment as f64 } else { 0.0 } }
+}
 
 /// The phases of the ranks of a stage.
 ///
@@ -84,15 +119,15 @@ pub(crate) const STAGING: f64 = 2.0 * 64.0 * 1_048_576.0;
 pub fn phases(q: &Question, stage: &Stage, skew: f64) -> Phases {
     let steady = stage_memory(q, stage, skew);
     let stands = standing(q, &rank_params(q.network, q.layout, stage, q.job.account));
-    let (moments, between) = (stands.of(Purpose::Moments), stands.total() + steady.of(Purpose::Communication));
+    let (moments, between, passing) = (stands.of(Purpose::Moments), steady.between(), passing(q, stage));
     let lazy = if q.job.account == Account::Megatron { moments } else { 0.0 };
     let kv_cache = kv_bytes(q, stage);
     Phases {
-        load: between - lazy + STAGING,
+        load: between - lazy + passing.read,
         first_step: steady.total() - lazy,
         steady: steady.total(),
-        save: between + STAGING,
-        resume: between + STAGING,
+        save: between + passing.save,
+        resume: between + passing.read,
         // Gradients lend their memory to the cache while nothing is trained.
         rollout: between - stands.of(Purpose::Gradients) + kv_cache,
         kv_cache,
@@ -114,6 +149,18 @@ fn kv_bytes(q: &Question, stage: &Stage) -> f64 {
 }
 
 impl Memory {
+    /// What stands between steps: all but what comes and goes in one.
+    pub fn between(&self) -> f64 {
+        let passing = [Purpose::Activations, Purpose::Moe, Purpose::Logits, Purpose::Allocator];
+        Purpose::ALL.into_iter().filter(|purpose| !passing.contains(purpose)).map(|purpose| self.of(purpose)).sum()
+    }
+
+    /// The most of this stage's steps (whose peak this is), of reading and of saving.
+    pub(crate) fn most(&self, q: &Question, stage: &Stage) -> f64 {
+        let passing = passing(q, stage);
+        self.total().max(self.between() + passing.read.max(passing.save))
+    }
+
     /// The same memory as it would be without one purpose.
     pub fn without(&self, purpose: Purpose) -> f64 {
         self.total() - self.of(purpose)
