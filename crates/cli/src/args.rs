@@ -316,11 +316,12 @@ pub struct Generate {
 
 /// `temper verify`
 #[derive(Args)]
+#[command(group = clap::ArgGroup::new("against").required(true).multiple(true).args(["golden", "layout"]))]
 pub struct Verify {
     /// Model folder or Hub id.
     pub model: String,
     /// Golden values (input_ids, labels, and any of logits, loss, aux_loss, grad/*, step_loss, step_grad_norm, trained/*, greedy).
-    #[arg(long, required_unless_present = "layout")]
+    #[arg(long)]
     pub golden: Option<PathBuf>,
     /// Run on several ranks, which are threads on the processor, e.g. tp=2,pp=2,ep=2; without golden values the layout is compared with
     /// one rank. Keys: tp, pp, vpp, ep, etp, cp, dp, split, sequence, recompute.

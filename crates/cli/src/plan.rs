@@ -77,10 +77,20 @@ fn tell_explanation(args: &Args, plan: &Plan, name: &str) -> anyhow::Result<()> 
     Ok(say(text.join("\n\n"))?)
 }
 
+/// The configuration, unless what was given in its place is a model.
+fn configuration(path: &Path, sets: &[String]) -> anyhow::Result<Resolved> {
+    let builtin = |name: &str| BUILTIN.iter().any(|known| known.eq_ignore_ascii_case(name));
+    if path.join("config.json").is_file() || (!path.exists() && path.to_str().is_some_and(builtin)) {
+        let path = path.display();
+        return Err(BadInput(format!("{path} is a model, not a configuration: temper plan --model {path}")).into());
+    }
+    Ok(Config::load_without_files(path, sets)?)
+}
+
 /// The question, and what it takes for granted.
 fn question(args: &Args, cli: &Cli) -> anyhow::Result<(Run, Vec<String>)> {
     let asked = LayoutRequest::parse(&args.layout, "--layout")?;
-    let resolved = args.config.as_ref().map(|path| Config::load_without_files(path, &args.sets)).transpose()?;
+    let resolved = args.config.as_ref().map(|path| configuration(path, &args.sets)).transpose()?;
     let wish = asked.or(resolved.as_ref().map(LayoutRequest::of).unwrap_or_default());
     let mut notes = Vec::new();
     let cluster = cluster(args, &wish, &Here::new(cli)?, &mut notes)?;

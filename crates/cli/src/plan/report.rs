@@ -65,11 +65,13 @@ fn setting(plan: &Plan) -> String {
     [
         format!("model      {}: {} parameters, {} for a token", network.name, count(network.total as f64), count(network.active as f64)),
         format!(
-            "devices    {} x {title}, {} node{} of {}",
+            "devices    {} x {title}, {} node{} of {}{}",
             thousands(cluster.gpus as f64),
             thousands(nodes as f64),
             if nodes == 1 { "" } else { "s" },
-            cluster.per_node
+            cluster.per_node,
+            // What a layout over nodes hangs on.
+            if nodes == 1 { String::new() } else { format!(", {} GB/s a device between them (--network)", cluster.device.network_gb_s) }
         ),
         format!("layout     {} ({})", told(plan, l), source(plan)),
         format!("           attention: tp {} x cp {} x dp {}{}; {} layers a stage", l.tp, l.cp, l.dp, experts(plan), layers(plan)),

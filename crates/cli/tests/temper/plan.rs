@@ -420,3 +420,14 @@ fn a_reserve_is_kept_free() {
     let set = case.temper(&["plan", "config.toml", "--set", "parallel.reserve=0.2", "--gpu", "h200", "--json"]).ok().json();
     assert!((number(&set, "/reserve_bytes") / number(&set, "/limit_bytes") - 0.2).abs() < 1e-9);
 }
+
+#[test]
+fn a_model_in_the_place_of_a_configuration_is_recognised() {
+    let case = Case::tiny();
+    std::fs::create_dir(case.path("qwen")).unwrap();
+    case.write("qwen/config.json", "{}");
+    for model in ["Qwen3-8B", "qwen"] {
+        case.temper(&["plan", model]).exits(2).says(&[&format!("temper plan --model {model}")]);
+    }
+    case.temper(&["plan", "absent.toml"]).exits(2).says(&["absent.toml"]);
+}
