@@ -15,6 +15,7 @@ typedef float f32;
 struct __align__(2) bf16 { u16 bits; };
 struct __align__(2) f16 { u16 bits; };
 #define DI __device__ __forceinline__
+#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 #define KERNEL extern "C" __global__ void
 #define INF __int_as_float(0x7f800000)
 #define NAN_F __int_as_float(0x7fffffff)

@@ -3,38 +3,24 @@
 #include "common.cuh"
 #define COLS(c) for (int c = threadIdx.x * V; c < H; c += blockDim.x * V)
 
-// A thread holds its part of the row as it came, up to HELD accesses; what a wider row has beyond is read twice.
-#define HELD 4                    // also in src/ops/norm.rs
-struct alignas(V * sizeof(T)) Access { T x[V]; };
-#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
-DI void widen(float (&r)[V], const Access& a) { EACH(j, V) r[j] = to_f32(a.x[j]); }
-KERNEL rms_norm(T* y, float* rstd, const T* __restrict__ x, const T* __restrict__ w, int H, float eps) {
+KERNEL rms_norm(T* y, float* rstd, const T* x, const T* w, int H, float eps) {
   __shared__ float buffer[32];
   const i64 row = blockIdx.x;
-  const int first = threadIdx.x * V, step = blockDim.x * V;
   x += row * H; y += row * H;
-  Access held[HELD];
-  EACH(k, HELD) if (first + k * step < H) held[k] = *(const Access*)(x + first + k * step);
-  float s = 0, r[V], g[V];
-  EACH(k, HELD) if (first + k * step < H) {
-    widen(r, held[k]);
-    EACH(j, V) s += r[j] * r[j];
-  }
-  for (int c = first + HELD * step; c < H; c += step) {
+  float s = 0;
+  COLS(c) {
+    float r[V];
     load(x + c, r);
-    EACH(j, V) s += r[j] * r[j];
+#pragma unroll
+    for (int j = 0; j < V; j++) s += r[j] * r[j];
   }
   const float k = rsqrtf(block_sum(s, buffer) / H + eps);
   if (threadIdx.x == 0) rstd[row] = k;
-  EACH(i, HELD) if (first + i * step < H) {
-    widen(r, held[i]);
-    load(w + first + i * step, g);
-    EACH(j, V) r[j] *= k * g[j];
-    store(y + first + i * step, r);
-  }
-  for (int c = first + HELD * step; c < H; c += step) {
+  COLS(c) {
+    float r[V], g[V];
     load(x + c, r); load(w + c, g);
-    EACH(j, V) r[j] *= k * g[j];
+#pragma unroll
+    for (int j = 0; j < V; j++) r[j] *= k * g[j];
     store(y + c, r);
   }
 }

@@ -21,7 +21,6 @@ KERNEL kv_cache_write(Access* cache_k, Access* cache_v, const Access* k, const A
 #define BATCH 4
 #define CHUNK 256  // keys whose rows in the cache are looked up at once
 #define PER (V == 1 ? 8 : sizeof(T) == 4 ? 2 : 1)
-#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 // A running softmax sum of one head: o = sum of exp(score - m) v, l = sum of exp(score - m).
 struct Sum { float m, l, o[PER][V]; };
 DI float weight_of(float m, float top) { return m == -INF ? 0.f : __expf(m - top); }

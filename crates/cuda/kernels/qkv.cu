@@ -11,7 +11,6 @@ struct alignas(V * sizeof(T)) Access { T x[V]; };
 #define BATCH ((V + 1) / 2)       // also in src/ops/qkv.rs
 #define INPUT_BATCH ((V + 7) / 8) // also in src/ops/qkv.rs
 #define WEIGHT_BATCH ((V + 3) / 4)
-#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 #define COLUMN(p) ((lane + (p) * lanes) * V)
 // The accesses of a lane: those of its columns that exist.
 #define ACCESSES(p) EACH(p, PER) if (COLUMN(p) < half)
@@ -175,8 +174,8 @@ KERNEL __launch_bounds__(128, 8) qkv_prepare_grad_input(T* dqkv, const T* __rest
 }
 
 // dwq[D], dwk[D]: first partial[chunk, 0..D] for q heads, [chunk, D..2D] for k heads. A block of 256 threads takes the tokens of a chunk, a
-// warp one token at a time; the groups of lanes are summed in order, and so are the chunks. Dynamic shared memory: (256 / lanes) * D floats. At most 512 blocks (src/ops/reduce.rs), for which `partial` has room, and for a sum of each
-// team of them.
+// warp one token at a time; the groups of lanes are summed in order, and so are the chunks. Dynamic shared memory: (256 / lanes) * D floats.
+// At most 512 blocks (src/ops/reduce.rs), for which `partial` has room, and for a sum of each team of them.
 #define TEAM 16                   // also in src/ops/qkv.rs
 __device__ u32 arrived[1 + 512 / TEAM];
 DI float column(const float* x, int n, int stride) {

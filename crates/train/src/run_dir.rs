@@ -5,6 +5,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
 };
+use temper_checkpoint::store::numbered;
 use temper_config::Resolved;
 
 /// What a run leaves in its folder besides checkpoints.
@@ -87,9 +88,7 @@ fn lies_in(path: &Path, dir: &Path) -> bool {
 
 /// `run` becomes `run.1`, or the next free number.
 fn move_aside(dir: &Path) -> Result<PathBuf> {
-    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let free = (1..).map(|n| dir.with_file_name(format!("{name}.{n}"))).find(|p| !p.exists());
-    let target = free.unwrap_or_else(|| dir.with_extension("old"));
+    let target = numbered(dir);
     fs::rename(dir, &target).map_err(|source| {
         Error::Input(format!(
             "log.dir: {} holds an earlier run and cannot be moved to {}: {source}. Choose another log.dir or use --resume",

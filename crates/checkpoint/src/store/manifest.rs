@@ -133,9 +133,14 @@ impl Manifest {
     /// Reads the manifest and looks whether every file is there with its size; contents are not read.
     pub(crate) fn check(dir: &Path) -> std::result::Result<Manifest, Fault> {
         let manifest = Manifest::read(dir)?;
-        let files = manifest.files.iter().filter_map(|e| compare_size(dir, &e.name, e.bytes).err());
-        let wrong: Vec<String> = files.chain(manifest.shards.iter().filter_map(|s| compare_size(dir, &s.name, s.bytes).err())).collect();
-        if wrong.is_empty() { Ok(manifest) } else { Err(Fault::Damaged(wrong)) }
+        manifest.check_sizes(dir).map(|()| manifest)
+    }
+
+    /// Whether every file is there with its size.
+    pub(crate) fn check_sizes(&self, dir: &Path) -> std::result::Result<(), Fault> {
+        let files = self.files.iter().filter_map(|e| compare_size(dir, &e.name, e.bytes).err());
+        let wrong: Vec<String> = files.chain(self.shards.iter().filter_map(|s| compare_size(dir, &s.name, s.bytes).err())).collect();
+        if wrong.is_empty() { Ok(()) } else { Err(Fault::Damaged(wrong)) }
     }
 
     /// Reads the manifest, whatever became of the files that it names.

@@ -145,8 +145,7 @@ impl Store {
         if later.is_empty() {
             return Ok(None);
         }
-        let free = (1..).map(|n| self.run_dir.join(format!("{FOLDER}.{n}"))).find(|path| !path.exists());
-        let aside = free.unwrap_or_else(|| self.run_dir.join(format!("{FOLDER}.old")));
+        let aside = numbered(&self.dir());
         self.disk.create_dir(&aside)?;
         // The newest first: cut short, the folder is as if the run had been resumed from one of them.
         for l in later.iter().rev() {
@@ -232,11 +231,20 @@ impl Store {
     }
 }
 
+/// Where a folder goes that is moved aside: `run` to `run.1`, or the next free number.
+pub fn numbered(dir: &Path) -> PathBuf {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let mut names = (1u64..).map(|n| dir.with_file_name(format!("{name}.{n}")));
+    names.find(|path| !path.exists()).unwrap_or_else(|| dir.with_extension("old"))
+}
+
 /// A quick look at a checkpoint's folder: files present, sizes right.
 pub fn look(path: PathBuf) -> Listed {
     let step = path.file_name().and_then(|n| step_of(&n.to_string_lossy())).unwrap_or(0);
-    let ranks = Manifest::read(&path).ok().map(|manifest| manifest.shards.len().max(1));
-    let fault = Manifest::check(&path).err();
+    let (ranks, fault) = match Manifest::read(&path) {
+        Ok(manifest) => (Some(manifest.shards.len().max(1)), manifest.check_sizes(&path).err()),
+        Err(fault) => (None, Some(fault)),
+    };
     Listed { step, bytes: size(&path), path, ranks, fault }
 }
 

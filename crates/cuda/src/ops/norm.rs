@@ -7,8 +7,6 @@ use crate::kernels::{Grid, Variant, args};
 use temper_tensor::{DType, Result, View, ViewMut};
 
 const FILE: &str = "norm.cu";
-/// Accesses of a row that a thread of `rms_norm` holds; as in `norm.cu`.
-const HELD: usize = 4;
 
 pub fn rms_norm(c: &Cuda, y: ViewMut, rstd: ViewMut, x: View, w: View, eps: f64) -> Result<()> {
     let op = Op("rms_norm");
@@ -17,7 +15,7 @@ pub fn rms_norm(c: &Cuda, y: ViewMut, rstd: ViewMut, x: View, w: View, eps: f64)
     let (y, r) = (op.output("y", &y, dtype, &[n, h])?, op.output("rstd", &rstd, DType::F32, &[n])?);
     let (x, w) = (op.address("x", x)?, op.input("w", w, dtype, &[h])?);
     let v = Variant::of(dtype, vectors(dtype, h, &[x, y, w]));
-    let grid = Grid::line(n, Cuda::row_threads((h / v.width()).div_ceil(HELD)));
+    let grid = Grid::line(n, Cuda::row_threads(h / v.width()));
     Ok(c.kernels.launch(FILE, v, "rms_norm", grid, args![y, r, x, w, h, eps as f32])?)
 }
 
